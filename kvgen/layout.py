@@ -1,0 +1,188 @@
+"""The resolved layout: what a YAML file means, checked and without a trace of its spelling.
+
+A buffer is a tensor. Its ``Place`` says what the tensor repeats over (one ``Dim`` per tensor dimension,
+slowest first) and what stands there: values of a leaf, or a ``Record`` of places laid one after the other.
+A record is the tensor's last dimension; strides outside it are read from the tensor at launch, offsets and
+strides inside it are constants, in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvgen.axes import Axis, Digit, product
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """Something stored: the values of a stream, one for each combination of its ``axes``.
+
+    ``axes`` starts with ``block`` and ``slot`` and goes on with those of the stream, in logical order;
+    ``dtypes`` are the accepted element types, all ``itemsize`` bytes wide.
+    """
+
+    name: str
+    stream: str
+    axes: tuple[Axis, ...]
+    dtypes: tuple[str, ...]
+    itemsize: int
+
+    def extent(self, axis: str) -> int | None:
+        return next(a.extent for a in self.axes if a.name == axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What is handed in for a token: ``[T, *axes]``, of one of ``dtypes``."""
+
+    name: str
+    axes: tuple[Axis, ...]  # head and dim, or dim alone
+    dtypes: tuple[str, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One dimension of a tensor, or one level of repetition inside a record.
+
+    Its digits are in mixed radix, slowest first; none at all is a dimension of size one.
+    """
+
+    digits: tuple[Digit, ...]
+
+    @property
+    def size(self) -> int | None:
+        return product(d.size for d in self.digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Values of one leaf, or of two that take turns over the ``kv`` axis (0 being the first)."""
+
+    leaves: tuple[str, ...]
+    itemsize: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """``size`` bytes; never written, or written with ``fill`` together with their token."""
+
+    size: int
+    fill: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A place or padding at ``offset`` bytes from the start of the record around it."""
+
+    offset: int
+    content: Place | Pad
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Places laid one after the other; ``size`` bytes from the first to the end of the last."""
+
+    fields: tuple[Field, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What it repeats over, slowest first, and what stands there each time.
+
+    ``align`` is in bytes, 1 where nothing is asked for. A record that repeats takes ``pitch`` bytes each
+    time: its size rounded up to ``align``; values take their item size.
+    """
+
+    dims: tuple[Dim, ...]
+    content: Holds | Record
+    align: int = 1
+
+    @property
+    def pitch(self) -> int:
+        if isinstance(self.content, Holds):
+            return self.content.itemsize
+        return -(-self.content.size // self.align) * self.align
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the whole place, None when a dimension is only known at launch."""
+        return product([*(d.size for d in self.dims), self.pitch])
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor of the pool: a dimension per ``place.dims``, then the record if there is one.
+
+    ``unit`` is the size in bytes of the tensor's elements: the item size where everything in it has one type,
+    else 1 (uint8). ``dtypes`` are the accepted element types of the tensor.
+    """
+
+    name: str
+    place: Place
+    unit: int
+    dtypes: tuple[str, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.place.dims) + isinstance(self.place.content, Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Context parallel: which tokens of ``world`` ranks, dealt ``interleave`` at a time, lie here."""
+
+    world: int
+    interleave: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """How slot numbers are written and which are skipped.
+
+    Order at launch: skip rule, bound by the remap table's length, look-up, negative skips, bound by the pool.
+    """
+
+    dtype: Literal["int32", "int64"] = "int64"
+    skip: int | None = None
+    remap: str | None = None
+    shard: Shard | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A whole layout. ``block_size`` and extents of None are dynamic.
+
+    ``contiguous`` is a cache of one block per request: the same thing under the names ``request`` and ``position``.
+    ``layers`` is the ``layer`` axis, or None where the layout has none.
+    """
+
+    name: str
+    summary: str
+    block_size: int | None
+    contiguous: bool
+    layers: Axis | None
+    streams: tuple[Stream, ...]
+    leaves: tuple[Leaf, ...]
+    buffers: tuple[Buffer, ...]
+    slots: Slots
+
+    def stream(self, name: str) -> Stream:
+        return next(s for s in self.streams if s.name == name)
+
+    def leaf(self, name: str) -> Leaf:
+        return next(x for x in self.leaves if x.name == name)
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+
+def leaves_of(place: Place | Pad) -> tuple[str, ...]:
+    """Names of all leaves under a place, in storage order."""
+    if isinstance(place, Pad):
+        return ()
+    if isinstance(place.content, Holds):
+        return place.content.leaves
+    return tuple(name for field in place.content.fields for name in leaves_of(field.content))
