@@ -152,6 +152,21 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelHints:
+    """What a layout says of how one kernel is divided among programs; None is left to kvgen."""
+
+    tokens: int | None = None
+    heads: int | Literal["all"] | None = None
+    num_warps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleHints:
+    append: KernelHints = KernelHints()
+    gather: KernelHints = KernelHints()
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """A whole layout. ``block_size`` and extents of None are dynamic.
 
@@ -168,6 +183,7 @@ class Layout:
     leaves: tuple[Leaf, ...]
     buffers: tuple[Buffer, ...]
     slots: Slots
+    schedule: ScheduleHints = ScheduleHints()
 
     def stream(self, name: str) -> Stream:
         return next(s for s in self.streams if s.name == name)

@@ -1,0 +1,215 @@
+"""A layout file to a checked ``Layout``: names, streams, buffers and slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvgen.axes import Axis
+from kvgen.diagnostics import Diagnostic, KvgenError
+from kvgen.layout import Buffer, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
+from kvgen.names import AXES, argument_objection, objection
+from kvgen.places import Known, Places
+from kvgen.source import Location, Source, parse, read
+from kvgen.spec import KernelSpec, Reading, Spec, StreamSpec, read_spec
+from kvgen.suggest import suggestion
+from kvgen.values import ITEMSIZE
+
+
+def load(path: Path | str) -> Layout:
+    """Read a layout file. Raises KvgenError with everything that is wrong with it, in the order of the file."""
+    return _load(read(path))
+
+
+def load_text(text: str | bytes, path: str = "<string>") -> Layout:
+    """Read a layout from text; ``path`` is what diagnostics call it. Raises as ``load`` does."""
+    return _load(parse(text, path))
+
+
+def _load(source: Source) -> Layout:
+    reading = read_spec(source)
+    resolver = _Resolver(source, reading)
+    layout = resolver.layout() if () not in reading.wrong else None
+    problems = _distinct([*source.problems, *reading.problems, *resolver.problems])
+    if problems or layout is None:
+        raise KvgenError(*problems)
+    return layout
+
+
+def _distinct(problems: list[Diagnostic]) -> list[Diagnostic]:
+    """In the order of the file; of mistakes that begin at one character, the one found first."""
+    kept: dict[tuple[int, int], Diagnostic] = {}
+    for problem in problems:
+        kept.setdefault((problem.span.line, problem.span.column), problem)
+    return [kept[position] for position in sorted(kept)]
+
+
+class _Resolver:
+    """One file's way from spec to layout; ``problems`` collects what is wrong."""
+
+    def __init__(self, source: Source, reading: Reading) -> None:
+        self.source = source
+        self.spec: Spec = reading.spec
+        self.wrong = reading.wrong
+        self.problems: list[Diagnostic] = []
+
+    def report(self, code: str, message: str, location: Location, hint: str | None = None, key: bool = False) -> None:
+        span = self.source.at_key(location) if key else self.source.at(location)
+        self.problems.append(Diagnostic(code, message, span, hint))
+
+    def layout(self) -> Layout | None:
+        """The layout, or None where something it rests on is wrong."""
+        spec = self.spec
+        self.names()
+        streams = tuple(self.streams())
+        known = self.known(streams)
+        places = Places(self.source, known)
+        buffers = tuple(self.buffers(places))
+        slots = self.slots()
+        self.problems += places.problems
+        if self.problems or self.wrong:
+            return None
+        return Layout(
+            name=spec.name,
+            summary=spec.summary,
+            block_size=_extent(spec.block_size),
+            contiguous=places.contiguous,
+            layers=known.layers if any(places.layered.values()) else None,
+            streams=streams,
+            leaves=tuple(known.leaves.values()),
+            buffers=buffers,
+            slots=slots,
+            schedule=ScheduleHints(_hints(spec.schedule.append), _hints(spec.schedule.gather)),
+        )
+
+    def names(self) -> None:
+        spec = self.spec
+        if ("name",) not in self.wrong and (why := objection(spec.name)):
+            self.report("KV205", f"the layout's name `{spec.name}` {why}", ("name",))
+        taken: dict[str, str] = {}
+        remap = [spec.slots.remap] if spec.slots.remap is not None else []
+        arguments = [(name, ("streams", name), "stream") for name in spec.streams]
+        arguments += [(name, ("buffers", name), "buffer") for name in spec.buffers]
+        arguments += [(name, ("slots", "remap"), "table") for name in remap]
+        functions = {f"append_{name}" for name in spec.streams}
+        for name, location, kind in arguments:
+            why = argument_objection(name)
+            if why is None and name in taken:
+                why = f"is the name of a {taken[name]} too"
+            if why is None and name in functions:
+                why = "is the name of a generated function"
+            if why:
+                self.report("KV205", f"the {kind} name `{name}` {why}", location, key=kind != "table")
+            taken.setdefault(name, kind)
+        for name in spec.params:
+            if why := ("is the name of an axis" if name in AXES else objection(name)):
+                self.report("KV205", f"the param name `{name}` {why}", ("params", name), key=True)
+
+    def streams(self) -> Iterator[Stream]:
+        if not self.spec.streams and not self.wrong:
+            self.report("KV202", "no streams: there is nothing to store", ("streams",))
+        for name in self.spec.streams:
+            stream = self.stream_spec(name)
+            if stream is None or ("streams",) in self.wrong:
+                self.wrong |= {("streams", name)}
+                continue
+            axes = []
+            head, dim = self.spec.axes.head, stream.dim or self.spec.axes.dim
+            if head is not None and stream.head is None:
+                axes.append(Axis("head", _extent(head)))
+            elif ("axes", "head") in self.wrong and stream.head is None:
+                self.wrong |= {("streams", name)}
+            if dim is None:
+                self.wrong |= {("streams", name)}
+                if not self.wrong & {("axes", "dim"), ("axes",)}:
+                    where = ("streams", name) if "streams" in self.source else ("name",)
+                    self.report("KV208", f"stream `{name}` has no `dim`", where, "write `axes: {dim: ...}`", key=True)
+                continue
+            axes.append(Axis("dim", _extent(dim)))
+            sizes = {ITEMSIZE[dtype] for dtype in stream.dtype}
+            if len(sizes) > 1 or len(set(stream.dtype)) < len(stream.dtype):
+                what = "of one item size" if len(sizes) > 1 else "different from each other"
+                self.report("KV207", f"the dtypes of a stream must be {what}", ("streams", name, "dtype"))
+            yield Stream(name, tuple(axes), stream.dtype, min(sizes))
+
+    def stream_spec(self, name: str) -> StreamSpec | None:
+        """What a stream says, or what the one says that it is like."""
+        seen = [name]
+        while isinstance(like := self.spec.streams.get(seen[-1]), str):
+            location = ("streams", seen[-1])
+            if like in seen:
+                self.report("KV206", f"stream `{like}` is like itself", location)
+                return None
+            if like not in self.spec.streams:
+                if ("streams", like) not in self.wrong and seen[-1] == name:
+                    hint = suggestion(like, [n for n in self.spec.streams if n != name])
+                    self.report("KV206", f"unknown stream `{like}`", location, hint)
+                return None
+            seen.append(like)
+        return like
+
+    def known(self, streams: tuple[Stream, ...]) -> Known:
+        spec = self.spec
+        common = (Axis("block", None), Axis("slot", _extent(spec.block_size)))
+        leaves = {s.name: Leaf(s.name, s.name, (*common, *s.axes), s.dtypes, s.itemsize) for s in streams}
+        layers = Axis("layer", _extent(spec.axes.layer or "dynamic"))
+        broken, broken_params = self.broken("streams"), self.broken("params")
+        return Known(leaves, broken, layers, spec.params, broken_params)
+
+    def broken(self, section: str) -> frozenset[str]:
+        """The entries of a section that were wrong."""
+        return frozenset(str(where[1]) for where in self.wrong if len(where) == 2 and where[0] == section)
+
+    def buffers(self, places: Places) -> Iterator[Buffer]:
+        """Every buffer that is right; none where what all of them rest on is wrong."""
+        if not self.spec.buffers and not self.wrong:
+            self.report("KV403", "no buffers: there is nothing to store in", ("buffers",))
+        if self.wrong & {("axes",), ("block_size",), ("params",), ("streams",), ("buffers",), ("axes", "layer")}:
+            return
+        built = [places.buffer(name, place) for name, place in self.spec.buffers.items()]
+        self.stored(places)
+        yield from (buffer for buffer in built if buffer is not None)
+
+    def stored(self, places: Places) -> None:
+        """Every stream must be stored once, in the same words, with layers or without, as all the others."""
+        for name in places.known.leaves:
+            found = places.stored.get(name, [])
+            if len(found) > 1:
+                hint = f"the first place is on line {self.source.at(found[0]).line}"
+                self.report("KV402", f"`{name}` is stored twice", found[1], hint)
+            if not found and not self.broken("buffers") and self.spec.buffers:
+                where = ("streams", name) if ("streams" in self.source) else ("buffers",)
+                self.report("KV401", f"stream `{name}` is stored nowhere", where, "name it in a buffer", key=True)
+        if len(places.vocabulary) == 2:
+            contiguous, paged = places.vocabulary[True], places.vocabulary[False]
+            later = max(contiguous, paged, key=lambda span: (span.line, span.column))
+            message = "`block` and `slot` here, `request` and `position` there: a layout uses one of the two"
+            self.problems.append(Diagnostic("KV312", message, later))
+        without = [name for name, layered in places.layered.items() if not layered]
+        if without and len(without) < len(places.layered):
+            message = f"`{without[0]}` has no `layer`, other streams have: all of a layout have it or none"
+            self.report("KV313", message, places.stored[without[0]][0])
+        dynamic = self.spec.block_size == "dynamic" and not places.problems and not self.broken("buffers")
+        if dynamic and self.spec.buffers and not places.slot_alone:
+            message = "a dynamic block_size is read from a dimension that is `slot` alone, and no buffer has one"
+            self.report("KV308", message, ("block_size",))
+
+    def slots(self) -> Slots:
+        slots, block_size = self.spec.slots, self.spec.block_size
+        shard = slots.shard
+        if shard is not None and not self.wrong & {("block_size",), ("slots",)}:
+            location = ("slots", "shard", "interleave")
+            if block_size == "dynamic" and shard.interleave != 1:
+                self.report("KV209", "an interleave other than 1 needs a constant block_size", location)
+            elif block_size != "dynamic" and block_size % shard.interleave:
+                message = f"interleave {shard.interleave} does not divide block_size {block_size}"
+                self.report("KV209", message, location)
+        return Slots(slots.dtype, slots.skip, slots.remap, shard and Shard(shard.world, shard.interleave))
+
+
+def _extent(value: int | str) -> int | None:
+    return None if isinstance(value, str) else value
+
+
+def _hints(spec: KernelSpec) -> KernelHints:
+    return KernelHints(spec.tokens, spec.heads, spec.num_warps)

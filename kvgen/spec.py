@@ -1,0 +1,281 @@
+"""The keys of a layout file and their types: a document to a ``Spec``, and the JSON Schema of both.
+
+Everything here is as the user wrote it, shorthand apart; what it means is decided in ``resolve``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+
+from kvgen.diagnostics import Diagnostic
+from kvgen.source import Location, Source
+from kvgen.suggest import suggestion
+from kvgen.values import (
+    DEFAULT_DTYPES,
+    LARGEST,
+    Count,
+    Dtypes,
+    Extent,
+    Holds,
+    Line,
+    NoHeads,
+    Order,
+    SlotType,
+    fail,
+    number,
+    shown,
+)
+
+RESERVED = {
+    "fuse": (),
+    "transfer": (),
+    "regions": (),
+    "layers": (),
+    "convert": (),
+    "grid": (),
+    "quant": ("streams",),
+    "store": ("streams",),
+    "rotate": ("streams",),
+}
+"""Keys the language keeps for what this version does not do, and the mapping whose entries have them."""
+
+OTHER_WORDS = {
+    "max_seq_len": "`block_size` is the maximum length where orders say `request` and `position`",
+    "page_size": "the tokens of a page are `block_size`",
+    "num_kv_heads": "write `axes: {head: ...}`",
+    "num_heads": "write `axes: {head: ...}`",
+    "head_dim": "write `axes: {dim: ...}`",
+    "head_size": "write `axes: {dim: ...}`",
+    "slot": "`block_size` gives the tokens of a block",
+    "position": "`block_size` gives the maximum length of a request",
+    "token": "`block_size` gives the tokens of a block",
+    "block": "how many blocks there are is the pool's, and read from it",
+    "request": "how many requests there are is the pool's, and read from it",
+    "kv": "the pair axis always counts two",
+}
+"""What other projects call things, and keys that are none because they are given elsewhere."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class AxesSpec(_Model):
+    head: Extent = Field(None, description="KV heads: a compile-time constant, or `dynamic`.")
+    dim: Extent = Field(None, description="Head size: a compile-time constant, or `dynamic`.")
+    layer: Extent = Field(None, description="Layers in one allocation; `dynamic` where nothing is said.")
+
+
+class StreamSpec(_Model):
+    dim: Extent = Field(None, description="Instead of the extent given in `axes`.")
+    head: NoHeads = Field(None, description="`none`: one row per token, which all heads share.")
+    dtype: Dtypes = Field(
+        DEFAULT_DTYPES, description="Accepted element types, all of one size; bfloat16 and float16 by default."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_said(cls, data: object) -> object:
+        return {} if data is None else data
+
+
+def _stream_kind(value: object) -> str:
+    return "(like)" if isinstance(value, str) else "(stream)"
+
+
+LikeOrStream = Annotated[
+    Annotated[StreamSpec, Tag("(stream)")] | Annotated[str, Tag("(like)")], Discriminator(_stream_kind)
+]
+
+
+class PadSpec(_Model):
+    pad: Annotated[int, *number(1)] = Field(description="Bytes that hold nothing.")
+    fill: Annotated[int | None, *number(0, 255)] = Field(
+        None, description="The byte written there with its token; without it the padding is never written."
+    )
+
+
+class PlaceSpec(_Model):
+    order: Order = None
+    holds: Holds = Field(None, description="The stream whose values lie here, or two that take turns over `kv`.")
+    fields: list[FieldSpec] | None = Field(None, description="Places laid one after the other.")
+    align: Annotated[int, *number(1)] = Field(
+        1, description="Bytes: it starts at a multiple of this, and each record takes a multiple of it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, data: object) -> object:
+        """``key`` and ``{key: slot dim}`` written out."""
+        if isinstance(data, str):
+            return {"holds": data}
+        if isinstance(data, dict) and not data.keys() & {"order", "holds", "fields"}:
+            names = [key for key in data if key != "align"]
+            if len(names) == 1:
+                rest = {key: value for key, value in data.items() if key == "align"}
+                return {"holds": names[0], "order": data[names[0]], **rest}
+        return data
+
+    @model_validator(mode="after")
+    def _one_content(self) -> PlaceSpec:
+        if (self.holds is None) == (self.fields is None):
+            raise fail("KV202", "a place has either `holds` or `fields`")
+        return self
+
+
+def _field_kind(value: object) -> str:
+    return "(pad)" if isinstance(value, dict) and value.keys() & {"pad", "fill"} else "(place)"
+
+
+FieldSpec = Annotated[
+    Annotated[PadSpec, Tag("(pad)")] | Annotated[PlaceSpec, Tag("(place)")], Discriminator(_field_kind)
+]
+
+
+class ShardSpec(_Model):
+    world: Annotated[int, *number(1)] = Field(description="Ranks that share a sequence.")
+    interleave: Annotated[int, *number(1)] = Field(1, description="Tokens dealt at a time; divides block_size.")
+
+
+class SlotsSpec(_Model):
+    dtype: SlotType = Field("int64", description="What slot_mapping writes; append takes both.")
+    skip: Annotated[int | None, *number(0)] = Field(None, description="A slot to skip, besides negative ones.")
+    remap: Line | None = Field(None, description="The name of an argument: a table from slot to slot.")
+    shard: ShardSpec | None = Field(None, description="Context parallel: which tokens lie on this rank.")
+
+
+class KernelSpec(_Model):
+    tokens: Count = Field(None, description="Tokens of one program.")
+    heads: Annotated[int | Literal["all"] | None, *number(1, LARGEST, "all")] = Field(
+        None, description="Heads of one program, or `all`."
+    )
+    num_warps: Count = Field(None, description="Warps of one program: 1, 2, 4, 8, 16 or 32.")
+
+
+class ScheduleSpec(_Model):
+    append: KernelSpec = Field(KernelSpec(), description="How append is divided among programs.")
+    gather: KernelSpec = Field(KernelSpec(), description="How gather is divided among programs.")
+
+
+class Spec(_Model):
+    name: Line = Field(description="The layout's name, and that of the module generated for it.")
+    summary: Line = Field("", description="One line on what it is and where it is found.")
+    axes: AxesSpec = Field(AxesSpec(), description="Extents of the axes: constants, or `dynamic`.")
+    block_size: Annotated[int | str, *number(1, LARGEST, "dynamic")] = Field(
+        description="Tokens of a block; the maximum length where orders say `request` and `position`."
+    )
+    params: dict[str, Annotated[int, *number(1)]] = Field({}, description="Named numbers for use in orders.")
+    streams: dict[str, LikeOrStream] = Field(
+        {"key": StreamSpec(), "value": "key"},
+        description="What is stored for a token; key and value where nothing is said.",
+    )
+    buffers: dict[str, PlaceSpec] = Field(description="The tensors of the pool.")
+    slots: SlotsSpec = Field(SlotsSpec(), description="How slot numbers are written, and which are skipped.")
+    schedule: ScheduleSpec = Field(ScheduleSpec(), description="How kernels are divided; chosen by kvgen otherwise.")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A spec without the parts that were wrong, and where those stood: a section, or an entry of one."""
+
+    spec: Spec
+    wrong: frozenset[Location]
+    problems: tuple[Diagnostic, ...]
+
+
+def read_spec(source: Source) -> Reading:
+    """Check a document against the models. What is wrong is reported, left out, and the rest goes on to resolve."""
+    data = source.plain()
+    if not isinstance(data, dict):
+        hint = "begin with `name:`, `axes:`, `block_size:` and `buffers:`"
+        problem = Diagnostic("KV203", f"expected a mapping, got {shown(data)}", source.at(()), hint)
+        return Reading(_nothing(), frozenset({()}), (problem,))
+    try:
+        return Reading(Spec.model_validate(data), frozenset(), ())
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    problems, wrong = [], set()
+    for item in errors:
+        location = tuple(step for step in item["loc"] if not str(step).startswith("("))
+        wrong.add(location[: 2 if location[0] in ("axes", "params", "streams", "buffers") else 1])
+        if item["type"] == "missing" and "transfer" in data:
+            continue
+        problems.append(_diagnose(source, item, location))
+    for location in wrong:
+        _leave_out(data, location)
+    rest = {"name": "layout", "block_size": 1, "buffers": {}} | data
+    return Reading(Spec.model_validate(rest), frozenset(wrong), tuple(problems))
+
+
+def _nothing() -> Spec:
+    return Spec(name="layout", block_size=1, buffers={})
+
+
+def _leave_out(data: dict[str, Any], location: Location) -> None:
+    for step in location[:-1]:
+        data = data[step]
+    data.pop(location[-1], None)
+
+
+def _diagnose(source: Source, error: Any, location: Location) -> Diagnostic:
+    kind, value, key = error["type"], error["input"], location[-1]
+    if kind == "extra_forbidden":
+        return _unknown_key(source, location)
+    if kind == "missing":
+        _, owner = source.node(location[:-1])
+        around = f" in `{location[-2]}`" if len(location) > 1 else ""
+        return Diagnostic("KV202", f"`{key}` is missing{around}", source.span(owner.start, owner.end))
+    if kind.startswith("KV"):
+        return Diagnostic(kind, error["ctx"]["message"], source.at(location), error["ctx"]["hint"])
+    expected = {"list_type": "a list", "string_type": "text"}.get(kind, "a mapping")
+    return Diagnostic("KV203", f"expected {expected}, got {shown(value)}", source.at(location))
+
+
+def _unknown_key(source: Source, location: Location) -> Diagnostic:
+    key, owners = str(location[-1]), location[:-1]
+    if key in RESERVED and owners[:1] == RESERVED[key]:
+        return Diagnostic("KV204", f"`{key}` is not supported by this version of kvgen", source.at_key(location))
+    known = list(_model_at(location).model_fields)
+    around = f" in `{location[-2]}`" if owners else ""
+    hint = OTHER_WORDS.get(key) or suggestion(key, known)
+    if owners == ("axes",):
+        return Diagnostic("KV302", f"unknown axis `{key}`", source.at_key(location), hint)
+    return Diagnostic("KV201", f"unknown key `{key}`{around}", source.at_key(location), hint)
+
+
+def _model_at(location: Location) -> type[_Model]:
+    """The model that has the key at a location."""
+    if len(location) == 1:
+        return Spec
+    if location[0] == "slots":
+        return ShardSpec if len(location) == 3 else SlotsSpec
+    if location[0] == "schedule":
+        return KernelSpec if len(location) == 3 else ScheduleSpec
+    return {"axes": AxesSpec, "streams": StreamSpec}.get(str(location[0]), PlaceSpec)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a layout file, for editors; it knows the shorthands too."""
+    whole = Spec.model_json_schema()
+    definitions = whole["$defs"]
+    place = definitions.pop("PlaceSpec")
+    order = place["properties"]["order"]
+    short = {
+        "type": "object",
+        "description": "`{key: slot dim}`, short for `{holds: key, order: slot dim}`.",
+        "properties": {"align": place["properties"]["align"]},
+        "patternProperties": {"^(?!(holds|order|fields|pad|fill|align)$)": order},
+        "additionalProperties": False,
+        "minProperties": 1,
+        "maxProperties": 2,
+    }
+    place["oneOf"] = [{"required": ["holds"]}, {"required": ["fields"]}]
+    bare = {"type": "string", "description": "A stream, over what is left of its one axis that nothing above uses."}
+    definitions["PlaceSpec"] = {"anyOf": [bare, place, short]}
+    stream = definitions.pop("StreamSpec")
+    like = {"type": "string", "description": "Like another stream."}
+    definitions["StreamSpec"] = {"anyOf": [stream, like, {"type": "null"}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "title": "kvgen layout"}

@@ -1,0 +1,155 @@
+"""The values a layout file may hold: annotated types with their checks, their words and their JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from kvgen.suggest import suggestion
+
+ITEMSIZE = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int8": 1,
+    "uint8": 1,
+}
+"""Bytes of each element type that is stored as it comes."""
+
+DEFAULT_DTYPES = ("bfloat16", "float16")
+
+LARGEST = 2**31 - 1
+"""The largest extent, block size, padding or alignment: offsets inside a block are 32-bit numbers."""
+
+
+def fail(code: str, message: str, hint: str | None = None) -> PydanticCustomError:
+    """What a validator raises; ``diagnose`` turns it into a diagnostic of that code."""
+    return PydanticCustomError(code, "{message}", {"message": message, "hint": hint})
+
+
+def shown(value: object) -> str:
+    """A value as a message quotes it."""
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if value is None:
+        return "nothing"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"`{text}`" if len(text) <= 40 else f"`{text[:37]}...`"
+
+
+def number(low: int, high: int = LARGEST, *words: str) -> tuple[PlainValidator, WithJsonSchema]:
+    """Annotations of an integer from ``low`` to ``high``, or one of some words."""
+    limits = f"an integer from {low} on" if high == LARGEST else f"an integer from {low} to {high}"
+    expected = " or ".join([limits, *(f"`{word}`" for word in words)])
+
+    def check(value: object) -> object:
+        number = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+        if number or (isinstance(value, str) and value in words):
+            return value
+        raise fail("KV203", f"expected {expected}, got {shown(value)}")
+
+    schema: dict[str, Any] = {"type": "integer", "minimum": low, "maximum": high}
+    if words:
+        schema = {"anyOf": [schema, *({"const": word} for word in words)]}
+    return PlainValidator(check), WithJsonSchema(schema)
+
+
+def _line(value: object) -> str:
+    if not isinstance(value, str):
+        raise fail("KV203", f"expected text, got {shown(value)}")
+    if not value.isprintable():
+        raise fail("KV203", "expected one line of printable text")
+    return value
+
+
+def _no_heads(value: object) -> str:
+    if value == "none":
+        return "none"
+    hint = "all streams have the heads of `axes: {head: ...}`; `head: none` is a stream they share"
+    raise fail("KV203", f"expected `none`, got {shown(value)}", hint)
+
+
+def _one_as_list(value: object) -> object:
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list) or not value:
+        raise fail("KV203", f"expected a dtype or a list of them, got {shown(value)}")
+    return tuple(value)
+
+
+def _slot_type(value: object) -> object:
+    if value not in ("int32", "int64"):
+        raise fail("KV203", f"expected `int64` or `int32`, got {shown(value)}")
+    return value
+
+
+def _dtype(value: object) -> str:
+    if isinstance(value, str) and value in ITEMSIZE:
+        return value
+    raise fail("KV207", f"unknown dtype {shown(value)}", suggestion(str(value), ITEMSIZE))
+
+
+def _holds(value: object) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise fail("KV203", f"expected the name of a stream or a list of two, got {shown(value)}")
+    if len(names) not in (1, 2):
+        raise fail("KV203", f"expected one stream or two, got {len(names)}", "lay more than two out with `fields`")
+    return tuple(names)
+
+
+def _order(value: object) -> str | tuple[str, ...]:
+    if isinstance(value, list):
+        return tuple(_order_text(item) for item in value)
+    return _order_text(value)
+
+
+def _order_text(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        hint = "an order is `block slot head dim`, or a list of such terms"
+        raise fail("KV203", f"expected an order, got {shown(value)}", hint)
+    return value
+
+
+Extent = Annotated[int | Literal["dynamic"] | None, *number(1, LARGEST, "dynamic")]
+Count = Annotated[int | None, *number(1)]
+_DTYPE_SCHEMA = {"enum": list(ITEMSIZE)}
+Dtype = Annotated[str, PlainValidator(_dtype), WithJsonSchema(_DTYPE_SCHEMA)]
+Line = Annotated[str, PlainValidator(_line), WithJsonSchema({"type": "string"})]
+Order = Annotated[
+    str | tuple[str, ...] | None,
+    PlainValidator(_order),
+    WithJsonSchema(
+        {
+            "description": "What it repeats over, slowest first: `block head dim//8 slot dim%8`, or a list of terms. "
+            "Terms in parentheses share a dimension; `1` is a dimension of size one.",
+            "anyOf": [
+                {"type": "string"},
+                {"const": 1},
+                {"type": "array", "items": {"anyOf": [{"type": "string"}, {"const": 1}]}},
+            ],
+        }
+    ),
+]
+NoHeads = Annotated[str | None, PlainValidator(_no_heads), WithJsonSchema({"const": "none"})]
+Dtypes = Annotated[
+    tuple[Dtype, ...],
+    BeforeValidator(_one_as_list),
+    WithJsonSchema({"anyOf": [_DTYPE_SCHEMA, {"type": "array", "items": _DTYPE_SCHEMA, "minItems": 1}]}),
+]
+Holds = Annotated[
+    tuple[str, ...] | None,
+    PlainValidator(_holds),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 2}]}),
+]
+SlotType = Annotated[
+    Literal["int32", "int64"], PlainValidator(_slot_type), WithJsonSchema({"enum": ["int64", "int32"]})
+]
