@@ -1,0 +1,198 @@
+"""One page of a buffer, drawn in characters: nested axes, the bytes each part takes, records with their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvgen.amount import Amount
+from kvgen.layout import Buffer, Holds, Layout, Pad, Place, leaves_of
+from kvgen.sizes import digit_size, place_strides, term
+
+WIDTH = 112
+"""Columns a picture should fit in; records with more fields go on in a second strip."""
+
+GAP = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One digit that a place repeats over; ``names`` are those of its two halves where it is ``kv``."""
+
+    label: str
+    size: Amount
+    stride: Amount
+    names: tuple[str, ...] = ()
+
+    def at(self, index: int) -> str:
+        name = f" {self.names[index]}" if self.names else ""
+        text = f"{self.label} {index}{name}"
+        if self.stride.value is None and index:
+            text += f", {self.stride * index} bytes on"
+        return text
+
+    def shown(self, few: int) -> list[int | None]:
+        """The indices worth drawing, None for those left out; not more than ``few`` unless all are."""
+        count = self.size.value
+        head = list(range(max(1, few - 2)))
+        if count is None:
+            return [*head, None]
+        return list(range(count)) if count <= few else [*head, None, int(count) - 1]
+
+
+def page(layout: Layout, buffer: Buffer) -> list[str]:
+    """The lines that show one block of ``buffer``; where it has a ``layer`` axis, of one layer.
+
+    Offsets count bytes from the start of the block, in a tensor with the smallest strides. An axis whose stride depends
+    on the launch (``kv`` above ``block``, say) starts a count of its own.
+    """
+    levels = _levels(layout, buffer.place, outside=("block", "layer"))
+    return _place(layout, levels, buffer.place, 0)
+
+
+def _levels(layout: Layout, place: Place, outside: Iterable[str] = ()) -> list[Level]:
+    names = place.content.leaves if isinstance(place.content, Holds) else ()
+    levels = []
+    for dim, stride in zip(place.dims, place_strides(layout, place), strict=True):
+        below = stride
+        inner: list[Level] = []
+        for digit in reversed(dim.digits):
+            size = digit_size(layout, digit)
+            if digit.axis not in outside and size.value != 1:
+                halves = names if digit.axis == "kv" else ()
+                inner.insert(0, Level(term(layout, place, digit), size, below, halves))
+            below *= size
+        levels += inner
+    return levels
+
+
+def _place(layout: Layout, levels: Sequence[Level], place: Place, base: int) -> list[str]:
+    """``place`` from byte ``base`` on, repeated over ``levels``."""
+    if isinstance(place.content, Holds):
+        run = levels[-1] if levels and levels[-1].stride.value == place.content.itemsize else None
+        outer = levels[:-1] if run else levels
+        size = (run.size if run else Amount.of(1)) * place.content.itemsize
+        each = _run_text(place.content, run)
+        return [f"each cell: {each}", *_nest(outer, base, size)] if outer else _nest((), base, size, each)
+    if not levels:
+        return _record(layout, place, base)
+    repeats = [f"each cell: a record of {place.pitch} bytes", *_nest(levels, base, Amount.of(place.pitch))]
+    return repeats + _record(layout, place, 0)
+
+
+def _run_text(content: Holds, run: Level | None) -> str:
+    what = content.leaves[0] if len(content.leaves) == 1 else "values"
+    item = f"{content.itemsize} byte{'s' * (content.itemsize > 1)}"
+    if run is None:
+        return f"{what}, {item}"
+    last = run.size + -1
+    return f"{what}, {run.label} 0 {GAP} {last}, {item} each"
+
+
+def _nest(levels: Sequence[Level], base: int, size: Amount, title: str = "") -> list[str]:
+    """Boxes around a grid: the last two levels are its rows and columns, the others a box for each index drawn."""
+    if len(levels) <= 2:
+        return _grid(levels, base, size, title)
+    level, rest = levels[0], levels[1:]
+    lines: list[str] = []
+    for index in level.shown(3 if level.names else 2):
+        if index is None:
+            lines.append(f"  {GAP}")
+            continue
+        start = base + _offset(level, index)
+        lines += _box(level.at(index), _nest(rest, start, size), _range(start, _extent(rest, size)))
+    return lines
+
+
+def _offset(level: Level, index: int) -> int:
+    """Bytes to ``index``; none where the stride is unknown, since the label says so and counting starts anew."""
+    return int(level.stride.value) * index if level.stride.value is not None else 0
+
+
+def _extent(levels: Sequence[Level], size: Amount) -> Amount:
+    """Bytes from the first to the end of the last of what ``levels`` repeat."""
+    for level in reversed(levels):
+        size = level.stride * (level.size + -1) + size
+    return size
+
+
+def _range(start: int, size: Amount) -> str:
+    end = size + (start - 1)
+    return f"{start} – {end}"
+
+
+def _grid(levels: Sequence[Level], base: int, size: Amount, title: str) -> list[str]:
+    one = Level("", Amount.of(1), Amount())
+    rows, columns = [one, one, *levels][-2:]
+    across, down = columns.shown(4), rows.shown(4)
+    cells = [["" if c is None else columns.at(c) for c in across]] if columns is not one else [[title]] if title else []
+    for r in down:
+        start = base + (0 if r is None else _offset(rows, r))
+        cells.append([GAP if None in (r, c) else _range(start + _offset(columns, c), size) for c in across])
+    labels = [GAP if r is None else rows.at(r) if rows is not one else "" for r in down]
+    if columns is one:
+        return _table(cells, labels, header=False)
+    return _table(cells, ["", *labels], header=True)
+
+
+def _table(cells: Sequence[Sequence[str]], labels: Sequence[str], *, header: bool) -> list[str]:
+    """Cells in a frame, with labels before the rows; a header stands above the frame."""
+    labels = [*labels, *[""] * (len(cells) - len(labels))]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    margin = max(map(len, labels))
+    indent = " " * (margin + 1 if margin else 0)
+
+    def row(label: str, texts: Sequence[str], bar: str) -> str:
+        body = bar.join(f" {text:^{width}} " for text, width in zip(texts, widths, strict=True))
+        return f"{label:<{margin}}{' ' * bool(margin)}{bar}{body}{bar}".rstrip()
+
+    def rule(left: str, mid: str, right: str) -> str:
+        return indent + left + mid.join("─" * (width + 2) for width in widths) + right
+
+    body = [row(label, texts, "│") for label, texts in zip(labels, cells, strict=True)]
+    head = [row(labels[0], cells[0], " ")] if header else []
+    return [*head, rule("┌", "┬", "┐"), *body[header:], rule("└", "┴", "┘")]
+
+
+def _box(title: str, lines: Sequence[str], corner: str) -> list[str]:
+    width = max(*map(len, lines), len(title) + 2, len(corner) + 2)
+    top = f"┌ {title} {'─' * (width - len(title))}┐"
+    bottom = f"└{'─' * (width - len(corner))} {corner} ┘"
+    return [top, *(f"│ {line:<{width}} │" for line in lines), bottom]
+
+
+def _record(layout: Layout, place: Place, base: int) -> list[str]:
+    """The fields of a record side by side, and below them those that are more than a row of values."""
+    columns, below = [], []
+    for field in place.content.fields:
+        start = base + field.offset
+        if isinstance(field.content, Pad):
+            fill = "" if field.content.fill is None else f" of {field.content.fill}"
+            columns.append(("pad" + fill, "", _range(start, Amount.of(field.content.size))))
+            continue
+        levels = _levels(layout, field.content)
+        name = ", ".join(leaves_of(field.content))
+        repeats = " ".join(f"{level.label} {level.size}" for level in levels)
+        columns.append((name, repeats, _range(start, Amount.of(field.content.size))))
+        if len(levels) > 1 or not isinstance(field.content.content, Holds):
+            below += ["", f"{name}, from byte {start}:", *_place(layout, levels, field.content, start)]
+    if place.pitch > place.content.size:
+        columns.append(("pad", "", _range(base + place.content.size, Amount.of(place.pitch - place.content.size))))
+    lines = [f"record of {place.pitch} bytes"]
+    for strip in _strips(columns):
+        lines += _table([[column[i] for column in strip] for i in range(3)], ["", "", ""], header=False)
+    return lines + below
+
+
+def _strips(columns: Sequence[tuple[str, str, str]]) -> Iterable[list[tuple[str, str, str]]]:
+    """The columns, broken where a strip would be wider than ``WIDTH``."""
+    strip: list[tuple[str, str, str]] = []
+    width = 1
+    for column in columns:
+        needed = max(map(len, column)) + 3
+        if strip and width + needed > WIDTH:
+            yield strip
+            strip, width = [], 1
+        strip.append(column)
+        width += needed
+    yield strip

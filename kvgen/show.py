@@ -1,0 +1,146 @@
+"""What ``kvgen show`` says of a layout: shapes, strides, addresses, sizes and a picture of a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgen import picture, sizes
+from kvgen.amount import Amount
+from kvgen.layout import Buffer, Holds, Layout, Stream
+from kvgen.lower import SLOT_NUMBER, coalesce, lower
+from kvgen.plan import Step, View
+
+
+def formulas(layout: Layout) -> dict[str, dict[str, str]]:
+    """For each buffer the address of every stream in it, in elements of the tensor."""
+    append = lower(layout)[0]
+    found: dict[str, dict[str, str]] = {buffer.name: {} for buffer in layout.buffers}
+    for copy in append.copies:
+        view = append.cache_view(copy)
+        found[view.tensor][copy.stream] = _formula(layout, view)
+    return found
+
+
+def pool(layout: Layout, layers: int | None, tokens: int) -> dict[str, Any]:
+    """Blocks and bytes of a pool for ``tokens`` tokens; ``layers`` defaults to the layout's own, or one.
+
+    With a dynamic block size there is no rounding up to whole blocks.
+    """
+    if layers is None:
+        layers = (layout.layers and layout.layers.extent) or 1
+    if layout.block_size is None:
+        total = sizes.token_bytes(layout) * tokens * layers
+        return {"layers": layers, "tokens": tokens, "blocks": None, "bytes": total.plain}
+    blocks = -(-tokens // layout.block_size)
+    total = Amount()
+    for buffer in layout.buffers:
+        total += sizes.page_bytes(layout, buffer) * blocks * layers
+    return {"layers": layers, "tokens": tokens, "blocks": blocks, "bytes": total.plain}
+
+
+def describe(layout: Layout, layers: int | None = None, tokens: int | None = None) -> dict[str, Any]:
+    """Everything ``show`` knows, for programs: numbers where they are known, else their formula as a string."""
+    addresses = formulas(layout)
+    result: dict[str, Any] = {
+        "name": layout.name,
+        "summary": layout.summary,
+        "block_size": layout.block_size,
+        "contiguous": layout.contiguous,
+        "layers": layout.layers and (layout.layers.extent or "dynamic"),
+        "streams": [_stream(stream) for stream in layout.streams],
+        "buffers": [_buffer(layout, buffer, addresses[buffer.name]) for buffer in layout.buffers],
+        "bytes_per_token": sizes.token_bytes(layout).plain,
+    }
+    if tokens is not None:
+        result["pool"] = pool(layout, layers, tokens)
+    return result
+
+
+def text(layout: Layout, layers: int | None = None, tokens: int | None = None) -> str:
+    """The same for people, with a picture of one page of each buffer."""
+    facts = describe(layout, layers, tokens)
+    lines = [f"{layout.name}: {layout.summary}" if layout.summary else layout.name, ""]
+    for stream in facts["streams"]:
+        extents = ", ".join(f"{axis} {extent}" for axis, extent in stream["axes"].items())
+        lines.append(f"{stream['name']:<10} [token, {extents}]  {' or '.join(stream['dtypes'])}")
+    unit = "max_seq_len" if layout.contiguous else "block_size"
+    lines.append(f"{unit:<10} {'dynamic' if layout.block_size is None else layout.block_size}")
+    per_token = facts["bytes_per_token"]
+    lines.append(f"a token    {per_token} bytes a layer")
+    for buffer, described in zip(layout.buffers, facts["buffers"], strict=True):
+        lines += ["", *_buffer_lines(layout, buffer, described)]
+    if "pool" in facts:
+        lines += ["", _pool_line(layout, facts["pool"])]
+    return "\n".join(lines) + "\n"
+
+
+def _stream(stream: Stream) -> dict[str, Any]:
+    axes = {axis.name: axis.extent or "dynamic" for axis in stream.axes}
+    return {"name": stream.name, "axes": axes, "dtypes": list(stream.dtypes)}
+
+
+def _buffer(layout: Layout, buffer: Buffer, addresses: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": buffer.name,
+        "order": sizes.order(layout, buffer.place),
+        "shape": [size.plain for size in sizes.shape(layout, buffer)],
+        "strides": [stride.plain for stride in sizes.strides(layout, buffer)],
+        "element_bytes": buffer.unit,
+        "dtypes": list(buffer.dtypes),
+        "addresses": addresses,
+        "page_bytes": sizes.page_bytes(layout, buffer).plain,
+        "bytes_per_token": sizes.token_bytes(layout, buffer).plain,
+    }
+
+
+def _buffer_lines(layout: Layout, buffer: Buffer, facts: dict[str, Any]) -> list[str]:
+    name = (layout.contiguous and "request") or "block"
+    record = "" if isinstance(buffer.place.content, Holds) else " and a record"
+    lines = [
+        buffer.name,
+        f"  order    {facts['order']}{record}",
+        f"  shape    [{', '.join(map(str, facts['shape']))}] of {' or '.join(facts['dtypes'])}",
+        f"  strides  [{', '.join(map(str, facts['strides']))}] at least; the tensor's own are used",
+        f"  bytes    {facts['page_bytes']} a {name}, {facts['bytes_per_token']} a token",
+    ]
+    lines += [f"  {stream:<8} at {formula}" for stream, formula in facts["addresses"].items()]
+    return [*lines, "", *(f"  {line}".rstrip() for line in picture.page(layout, buffer))]
+
+
+def _pool_line(layout: Layout, facts: dict[str, Any]) -> str:
+    total = facts["bytes"]
+    human = f" ({sizes.size_text(total)})" if isinstance(total, int) else ""
+    blocks = ""
+    if facts["blocks"] is not None:
+        blocks = f" = {facts['blocks']} {'requests' if layout.contiguous else 'blocks'}"
+    plural = "s" * (facts["layers"] != 1)
+    return f"pool: {facts['tokens']} tokens{blocks} in {facts['layers']} layer{plural}: {total} bytes{human}"
+
+
+def _formula(layout: Layout, view: View) -> str:
+    terms = [view.tensor, *(_step(layout, step) for step in coalesce(layout, view.steps))]
+    return " + ".join([*terms, str(view.offset)] if view.offset else terms)
+
+
+def _step(layout: Layout, step: Step) -> str:
+    """``(dim // 8) * stride(2)``, ``head * 128``, or the constant that the second half of a pair adds."""
+    digit = step.digit
+    factors = [] if digit.axis == "kv" else [_digit(layout, step)]
+    if step.factor != 1:
+        factors.append(str(step.factor))
+    if step.dim is not None:
+        factors.append(f"stride({step.dim})")
+    return " * ".join(factors)
+
+
+def _digit(layout: Layout, step: Step) -> str:
+    digit = step.digit
+    spelled = "slot_number" if digit.axis == SLOT_NUMBER else sizes.axis_name(layout, digit.axis)
+    extent = {"slot": layout.block_size, SLOT_NUMBER: None, "block": None}.get(digit.axis, 0)
+    if extent == 0:
+        extent = next((a.extent for leaf in layout.leaves for a in leaf.axes if a.name == digit.axis), None)
+    whole = digit.size is None or (extent is not None and digit.div * digit.size == extent)
+    if digit.div == 1 and whole:
+        return spelled
+    text = spelled if digit.div == 1 else f"{spelled} // {digit.div}"
+    return f"({text})" if whole else f"({text} % {digit.size})"
