@@ -1,0 +1,243 @@
+"""What the cases share: inputs, calls of the module under test beside the reference, and the comparison of both."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvgen import reference
+from kvgen.harness.compare import Mismatch, Written, compare_bytes, compare_pool, compare_rows
+from kvgen.harness.pools import Pool, PoolFactory, random_bytes
+from kvgen.layout import Layout, leaves_of
+
+MANY = 67
+"""Tokens of a large case: more than a page and than a tile, and a multiple of neither."""
+
+DTYPES = {"int32": torch.int32, "int64": torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``name`` is ``function/what``; ``function`` is what the module must have for it."""
+
+    name: str
+    function: str
+    body: Callable[[Bench], None]
+
+
+class Bench:
+    """One case's workbench. Everything random comes from the seed and the case's name, so a case repeats alone."""
+
+    def __init__(self, layout: Layout, module: Any, pools: PoolFactory, seed: int, case: str) -> None:
+        self.layout, self.module, self.pools = layout, module, pools
+        self.device, self.sizes = pools.device, pools.sizes
+        self.generator = torch.Generator().manual_seed(seed * 65_537 + zlib.crc32(case.encode()))
+        self.streams = tuple(s.name for s in layout.streams)
+        self.raw = any(b.dtypes == ("uint8",) for b in layout.buffers)
+
+    @property
+    def layer(self) -> int | None:
+        """The layer in the middle, None without a layer axis."""
+        return None if self.layout.layers is None else self.sizes.layers // 2
+
+    def pool(self, geometry: str = "compact", variant: int = 0) -> Pool:
+        return self.pools.make(geometry, variant)
+
+    def shuffle(self, count: int) -> list[int]:
+        return torch.randperm(count, generator=self.generator).tolist()
+
+    def tensor(self, values: Sequence[int], dtype: str | torch.dtype = "int64") -> Tensor:
+        """Integers on the device; ``dtype`` by name or as torch has it."""
+        kind = DTYPES[dtype] if isinstance(dtype, str) else dtype
+        return torch.tensor(list(values), dtype=kind, device=self.device)
+
+    def slots(self, count: int) -> list[int]:
+        """Distinct live slots in random order: page edges first, then any; the named skip slot is not among them."""
+        n, total = self.sizes.block_size, self.sizes.slots
+        edges = [total - 1, 0, n - 1, n % total, total - n]
+        others = self.shuffle(total)
+        chosen = [s for s in dict.fromkeys([*edges, *others]) if s != self.layout.slots.skip][:count]
+        return [chosen[i] for i in self.shuffle(len(chosen))]
+
+    def live_tokens(self, wanted: int) -> int:
+        return min(wanted, self.sizes.slots - (self.layout.slots.skip is not None))
+
+    def random(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Every bit pattern of a type, NaNs with their payloads included."""
+        count = dtype.itemsize
+        for size in shape:
+            count *= size
+        return random_bytes(count, self.generator).view(dtype).view(*shape).to(self.device)
+
+    def sources(self, count: int, pool: Pool, style: str = "dense") -> dict[str, Tensor]:
+        """``[count, *axes]`` of every stream: ``dense``, sliced from a ``fused`` QKV projection, from a tensor that
+        joins the streams along ``dim`` (``joint``), or ``odd``, where a row starts at any element."""
+        shapes = {s: self.sizes.stream_shape(self.layout, s) for s in self.streams}
+        if style == "dense":
+            return {s: self.random((count, *shapes[s]), pool.dtypes[s]) for s in self.streams}
+        if style == "joint" and len({(shapes[s][:-1], pool.dtypes[s]) for s in self.streams}) == 1:
+            first = shapes[self.streams[0]][:-1]
+            joined = self.random((count, *first, sum(x[-1] for x in shapes.values())), pool.dtypes[self.streams[0]])
+            return dict(zip(self.streams, joined.split([x[-1] for x in shapes.values()], dim=-1), strict=True))
+        query, result = 2 * shapes[self.streams[0]][-1] if style == "fused" else 3, {}
+        for s in self.streams:
+            width = torch.Size(shapes[s]).numel()
+            row = self.random((count, query + 2 * width + (style == "odd")), pool.dtypes[s])
+            result[s] = row[:, query : query + width].unflatten(1, shapes[s])
+        return result
+
+    def same_source(self, count: int, pool: Pool) -> dict[str, Tensor]:
+        """Slices of one fused ``[T, (Hq + 2·H)·D]`` tensor; the streams must share a type."""
+        shapes = {s: self.sizes.stream_shape(self.layout, s) for s in self.streams}
+        widths = [torch.Size(x).numel() for x in shapes.values()]
+        query = 2 * widths[0]
+        fused = self.random((count, query + sum(widths)), pool.dtypes[self.streams[0]])
+        parts = fused[:, query:].split(widths, dim=1)
+        return {s: part.unflatten(1, shapes[s]) for s, part in zip(self.streams, parts, strict=True)}
+
+    # Calls. Positional arguments are dicts in the documented order, so that a refusal can replace one by name.
+
+    def holders(self, streams: Sequence[str]) -> tuple[str, ...]:
+        """Names of the buffers that hold any of the streams."""
+        return tuple(b.name for b in self.layout.buffers if set(leaves_of(b.place)) & set(streams))
+
+    def remap_args(self, remap: Tensor | None) -> dict[str, Tensor]:
+        """The remap table where the layout has one; without a table given, every slot stands for itself."""
+        if self.layout.slots.remap is None:
+            return {}
+        table = self.tensor(range(self.sizes.slots)) if remap is None else remap
+        return {self.layout.slots.remap: table}
+
+    def layer_args(self, layer: int | None) -> dict[str, int]:
+        return {} if self.layout.layers is None else {"layer": self.layer if layer is None else layer}
+
+    def rank_args(self, rank: int) -> dict[str, int]:
+        return {} if self.layout.slots.shard is None else {"rank": rank}
+
+    def block_size_args(self) -> dict[str, int]:
+        return {} if self.layout.block_size is not None else {"block_size": self.sizes.block_size}
+
+    def append_args(self, pool: Pool, sources, slots, streams=None, remap=None) -> dict[str, Any]:
+        streams = streams or self.streams
+        args = {s: sources[s] for s in streams}
+        args |= {b: pool.actual[b] for b in self.holders(streams)}
+        return args | {"slot_mapping": slots} | self.remap_args(remap)
+
+    def append(
+        self,
+        pool: Pool,
+        sources: dict[str, Tensor],
+        slots: Tensor,
+        *,
+        stream: str | None = None,
+        remap: Tensor | None = None,
+        layer: int | None = None,
+        times: int = 1,
+    ) -> None:
+        """Append through the module and the reference, and compare every byte of the pool."""
+        streams = self.streams if stream is None else (stream,)
+        call = getattr(self.module, "append" if stream is None else f"append_{stream}")
+        args, options = self.append_args(pool, sources, slots, streams, remap), self.layer_args(layer)
+        for _ in range(times):
+            call(*args.values(), **options)
+        held = {b: pool.expected[b] for b in self.holders(streams)}
+        table = next(iter(self.remap_args(remap).values()), None)
+        wanted = {s: sources[s] for s in streams}
+        reference.append(self.layout, wanted, held, slots, remap=table, **options)
+        self.check(pool, slots, streams, table, options.get("layer"))
+
+    def check(self, pool: Pool, slots: Tensor | None = None, streams=(), remap=None, layer=None) -> None:
+        """Compare the whole pool; without slots nothing may have been written."""
+        numbers = set()
+        if slots is not None:
+            numbers = set(reference.resolve_slots(self.layout, slots, self.sizes.slots, remap)[1].tolist())
+        compare_pool(self.layout, pool, Written(streams, numbers, layer))
+        pool.written |= slots is not None
+        if not pool.written:
+            self.pools.keep(pool)
+
+    def outputs(self, count: int, pool: Pool, style: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Poisoned ``out`` tensors ``[count, *axes]`` and the storages they lie in; ``strided`` ones have wide rows."""
+        views, storages = {}, {}
+        for s in self.streams:
+            shape = self.sizes.stream_shape(self.layout, s)
+            row = torch.Size(shape).numel()
+            stride = row + (5 if style == "strided" else 0)
+            storages[s] = self.random((16 + count * stride + 16,), pool.dtypes[s])
+            rows = storages[s][16 : 16 + count * stride].view(count, stride)[:, :row]
+            views[s] = rows.unflatten(1, shape)
+        return views, storages
+
+    def pack(self, tensors: dict[str, Tensor]) -> Any:
+        """Outputs as the module takes them: a tuple, or the tensor itself if there is one stream."""
+        values = tuple(tensors[s] for s in self.streams)
+        return values[0] if len(values) == 1 else values
+
+    def unpack(self, result: Any) -> dict[str, Tensor]:
+        values = (result,) if len(self.streams) == 1 else tuple(result)
+        if len(values) != len(self.streams):
+            raise Mismatch(f"expected one tensor per stream ({', '.join(self.streams)}), got {len(values)}")
+        return dict(zip(self.streams, values, strict=True))
+
+    def read(
+        self,
+        function: str,
+        pool: Pool,
+        args: dict[str, Any],
+        options: dict[str, Any],
+        count: int,
+        expect: Callable[..., dict[str, Tensor]],
+        slots: list[int | None],
+        out: str | None = None,
+        zero_skipped: bool = False,
+    ) -> dict[str, Tensor]:
+        """Call a gathering function and ``expect`` (the reference's), compare rows, what is around them, and pool."""
+        options = options | ({"dtype": next(iter(pool.dtypes.values()))} if self.raw else {})
+        shared = dict(options)
+        if zero_skipped:
+            options["zero_skipped"] = shared["zero_skipped"] = True
+        storages: dict[str, Tensor] = {}
+        if out is not None:
+            views, storages = self.outputs(count, pool, out)
+            copies = {s: x.clone() for s, x in storages.items()}
+            shared["out"] = {s: copies[s].as_strided(v.shape, v.stride(), v.storage_offset()) for s, v in views.items()}
+            options["out"] = self.pack(views)
+        result = self.unpack(getattr(self.module, function)(*args.values(), **options))
+        wanted = expect(**shared)
+        for s in self.streams:
+            compare_rows(s, result[s], wanted[s], slots)
+            if out is not None:
+                compare_rows(s, views[s], wanted[s], slots)
+                compare_bytes(f"output of {s}", storages[s], copies[s])
+        self.check(pool)
+        return result
+
+    def gather(
+        self,
+        pool: Pool,
+        slots: Tensor,
+        *,
+        remap: Tensor | None = None,
+        layer: int | None = None,
+        out: str | None = None,
+        zero_skipped: bool = False,
+    ) -> dict[str, Tensor]:
+        """Gather by slots; ``out`` is None, ``dense`` or ``strided``."""
+        table = self.remap_args(remap)
+        keep, numbers = reference.resolve_slots(self.layout, slots, self.sizes.slots, next(iter(table.values()), None))
+        live = iter(numbers.tolist())
+        rows = [next(live) if kept else None for kept in keep.tolist()]
+        args = {b.name: pool.actual[b.name] for b in self.layout.buffers} | {"slots": slots} | table
+
+        def expect(**options: Any) -> dict[str, Tensor]:
+            return reference.gather(
+                self.layout, pool.expected, slots, remap=next(iter(table.values()), None), **options
+            )
+
+        options = self.layer_args(layer)
+        return self.read("gather", pool, args, options, len(slots), expect, rows, out, zero_skipped)

@@ -1,0 +1,182 @@
+"""Cases of ``gather``, ``gather_paged`` and ``allocate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvgen import reference
+from kvgen.harness.bench import MANY, Bench, Case
+from kvgen.harness.cases_append import dead_slots, remap_table
+from kvgen.harness.compare import Mismatch
+from kvgen.harness.pools import GEOMETRIES, compact_strides, tensor_shape
+from kvgen.harness.tables import Tables
+from kvgen.layout import Layout
+
+
+def gather_cases(layout: Layout, variants: int) -> Iterator[Case]:
+    """Every case of a layout; ``variants`` is the number of choices of element types."""
+
+    def case(name: str, body: Callable[..., None], *args: object, function: str = "gather") -> Case:
+        return Case(f"{function}/{name}", function, lambda bench: body(bench, *args))
+
+    for count in (0, 1, 7, MANY):
+        yield case(f"T{count}", _gather, count)
+    for variant in range(1, variants):
+        yield case(f"dtype{variant}", _gather, 7, "compact", "int64", variant)
+    for geometry in GEOMETRIES:
+        if geometry != "compact":
+            yield case(geometry, _gather, 9, geometry)
+    yield case("huge_int32", _gather, 5, "huge", "int32")
+    yield case("repeated_slots", _repeated)
+    for out in (None, "dense", "strided"):
+        for zero in (False, True):
+            name = f"skipped_{out or 'allocated'}{'_zeroed' if zero else ''}"
+            yield case(name, _skipped, "int32" if zero else "int64", out, zero)
+    if layout.slots.remap:
+        yield case("remap", _remap, "int64")
+        yield case("remap_int32", _remap, "int32")
+    if layout.layers:
+        yield case("first_layer", _layer, 0)
+        yield case("last_layer", _layer, -1)
+
+    def paged(name: str, body: Callable[..., None], *args: object) -> Case:
+        return case(name, body, *args, function="gather_paged")
+
+    for rank in range(layout.slots.shard.world if layout.slots.shard else 1):
+        suffix = f"_rank{rank}" if layout.slots.shard else ""
+        yield paged(f"ragged{suffix}", _ragged, rank)
+        yield paged(f"starts{suffix}", _ragged, rank, True)
+    yield paged("out", _ragged, 0, True, "dense")
+    yield paged("out_strided", _ragged, 0, True, "strided")
+    yield paged("zeroed", _ragged, 0, True, "strided", True)
+    yield paged("int64", _ragged, 0, True, None, False, "int64")
+    yield paged("huge", _ragged, 0, True, None, False, "int32", "huge")
+    yield paged("nothing", _nothing_paged)
+    yield case("smallest", _allocate, function="allocate")
+
+
+def _gather(bench: Bench, count: int, geometry: str = "compact", dtype: str = "int64", variant: int = 0) -> None:
+    bench.gather(bench.pool(geometry, variant), bench.tensor(bench.slots(count), dtype))
+
+
+def _repeated(bench: Bench) -> None:
+    slots = bench.slots(3)
+    bench.gather(bench.pool(), bench.tensor([*slots, *slots[:2], slots[0]]))
+
+
+def _skipped(bench: Bench, dtype: str, out: str | None, zero: bool) -> None:
+    slots = [*bench.slots(5), *dead_slots(bench, dtype)]
+    slots = [slots[i] for i in bench.shuffle(len(slots))]
+    bench.gather(bench.pool(), bench.tensor(slots, dtype), out=out, zero_skipped=zero)
+
+
+def _remap(bench: Bench, dtype: str) -> None:
+    table, slots = remap_table(bench, dtype)
+    bench.gather(bench.pool(), bench.tensor(slots, dtype), remap=table, out="dense")
+
+
+def _layer(bench: Bench, layer: int) -> None:
+    bench.gather(bench.pool(), bench.tensor(bench.slots(5)), layer=layer % bench.sizes.layers)
+
+
+def _ragged(
+    bench: Bench,
+    rank: int,
+    with_starts: bool = False,
+    out: str | None = None,
+    zero: bool = False,
+    dtype: str = "int32",
+    geometry: str = "compact",
+) -> None:
+    """Requests of several lengths, one of them empty and one cut short by its length; rows past all of them."""
+    tables = Tables(bench)
+    lengths = [min(tables.length, 2 + 3 * r) if r != 1 else 0 for r in range(tables.requests)]
+    bounds = [1]  # row 0 belongs to no request
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    starts = [max(tables.length - length, 0) if r % 2 == 0 else 0 for r, length in enumerate(lengths)]
+    starts = starts if with_starts else [0] * tables.requests
+    seq_lens = [start + length for start, length in zip(starts, lengths, strict=True)]
+    seq_lens[-1] -= 1
+    if with_starts:
+        starts[0] += 1  # the last row of request 0 lies at its length
+    count = bounds[-1] + 2
+    _paged(bench, tables, seq_lens, bounds, starts if with_starts else None, count, rank, out, zero, dtype, geometry)
+
+
+def _nothing_paged(bench: Bench) -> None:
+    tables = Tables(bench)
+    _paged(
+        bench, tables, [0] * tables.requests, [0] * (tables.requests + 1), None, 0, 0, None, False, "int32", "compact"
+    )
+
+
+def _paged(
+    bench: Bench,
+    tables: Tables,
+    seq_lens: list[int],
+    bounds: list[int],
+    starts: list[int] | None,
+    count: int,
+    rank: int,
+    out: str | None,
+    zero: bool,
+    dtype: str,
+    geometry: str,
+) -> None:
+    pool = bench.pool(geometry)
+    given: list[Tensor] = [tables.table, bench.tensor(seq_lens, dtype), bench.tensor(bounds, dtype)]
+    args: dict[str, Any] = {b.name: pool.actual[b.name] for b in bench.layout.buffers}
+    args |= dict(zip(("block_table", "seq_lens", "cu_seq_lens"), given, strict=True))
+    table = bench.remap_args(None)
+    remap = next(iter(table.values()), None)
+    options: dict[str, Any] = bench.layer_args(None) | bench.rank_args(rank)
+    if starts is not None:
+        options["starts"] = bench.tensor(starts, dtype)
+    if out is None:
+        options["total_tokens"] = count
+
+    def expect(**shared: Any) -> dict[str, Tensor]:
+        return reference.gather_paged(bench.layout, pool.expected, *given, remap=remap, **shared)
+
+    rows: list[int | None] = [None] * count
+    for r, (low, high) in enumerate(pairwise(bounds)):
+        for i in range(low, high):
+            position = bench.tensor([i - low + (starts[r] if starts else 0)])
+            slot = reference.locate(
+                bench.layout, tables.table, bench.tensor([r]), position, bench.sizes.block_size, rank
+            )
+            rows[i] = int(slot) if int(position) < seq_lens[r] and int(slot) >= 0 else None
+    bench.read("gather_paged", pool, args | table, options, count, expect, rows, out, zero)
+
+
+def _allocate(bench: Bench) -> None:
+    """Zeroed tensors of the layout's shapes with the smallest strides."""
+    layout, sizes = bench.layout, bench.sizes
+    options: dict[str, Any] = bench.block_size_args() | {"device": bench.device}
+    if layout.layers is not None and layout.layers.extent is None:
+        options["num_layers"] = sizes.layers
+    open_axes = {a.name for s in layout.streams for a in s.axes if a.extent is None}
+    options |= {
+        word: sizes.dynamic[axis] for axis, word in (("head", "num_heads"), ("dim", "head_dim")) if axis in open_axes
+    }
+    result = bench.module.allocate(sizes.blocks, **options)
+    tensors = (result,) if len(layout.buffers) == 1 else tuple(result)
+    for buffer, tensor in zip(layout.buffers, tensors, strict=True):
+        shape = tensor_shape(layout, buffer, sizes)
+        kind = torch.uint8 if buffer.dtypes == ("uint8",) else torch.bfloat16
+        if tuple(tensor.shape) != shape:
+            raise Mismatch(f"allocate: {buffer.name} expected shape {shape}, got {tuple(tensor.shape)}")
+        wanted = [s for n, s in zip(shape, compact_strides(buffer, shape), strict=True) if n > 1]
+        strides = [s for n, s in zip(shape, tensor.stride(), strict=True) if n > 1]
+        if strides != wanted:
+            raise Mismatch(f"allocate: {buffer.name} expected strides {wanted}, got {strides}")
+        if tensor.dtype != kind and getattr(torch, buffer.dtypes[0]) != tensor.dtype:
+            raise Mismatch(f"allocate: {buffer.name} expected {kind}, got {tensor.dtype}")
+        if tensor.count_nonzero():
+            raise Mismatch(f"allocate: {buffer.name} is not zero")

@@ -1,0 +1,101 @@
+"""Cases that need a CUDA device: every function is captured once and replayed with other inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from kvgen import reference
+from kvgen.harness.bench import Bench, Case
+from kvgen.harness.compare import compare_numbers, compare_rows
+from kvgen.harness.tables import Tables
+from kvgen.layout import Layout
+
+TOKENS = 9
+
+
+def graph_cases(layout: Layout) -> Iterator[Case]:
+    """Capture and replay with changed slots, of the functions that a decode step captures."""
+    yield Case("append/graph", "append", _append)
+    yield Case("gather/graph", "gather", _gather)
+    yield Case("slot_mapping/graph", "slot_mapping", _slot_mapping)
+    yield Case("append_positions/graph", "append_positions", _append_positions)
+
+
+def capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Run once to compile, then record; returns the graph and the call's result."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+def _append(bench: Bench) -> None:
+    pool = bench.pool()
+    sources = bench.sources(TOKENS, pool)
+    slots = bench.tensor([-1] * TOKENS)
+    args, options = bench.append_args(pool, sources, slots), bench.layer_args(None)
+    table = next(iter(bench.remap_args(None).values()), None)
+    graph, _ = capture(lambda: bench.module.append(*args.values(), **options))
+    for _ in range(2):
+        live = bench.slots(TOKENS - 2)
+        slots.copy_(bench.tensor([*live, *[-1] * (TOKENS - len(live))]))
+        for stream, fresh in bench.sources(TOKENS, pool).items():
+            sources[stream].copy_(fresh)
+        graph.replay()
+        reference.append(bench.layout, sources, pool.expected, slots, remap=table, **options)
+        bench.check(pool, slots, bench.streams, table, options.get("layer"))
+
+
+def _gather(bench: Bench) -> None:
+    pool = bench.pool()
+    slots = bench.tensor([-1] * TOKENS)
+    args = {b.name: pool.actual[b.name] for b in bench.layout.buffers} | {"slots": slots} | bench.remap_args(None)
+    options = bench.layer_args(None) | ({"dtype": next(iter(pool.dtypes.values()))} if bench.raw else {})
+    table = next(iter(bench.remap_args(None).values()), None)
+    graph, result = capture(lambda: bench.module.gather(*args.values(), **options))
+    for _ in range(2):
+        live = bench.slots(TOKENS - 2)
+        slots.copy_(bench.tensor([*live, *[-1] * (TOKENS - len(live))]))
+        graph.replay()
+        wanted = reference.gather(bench.layout, pool.expected, slots, remap=table, **options)
+        for stream, rows in bench.unpack(result).items():
+            compare_rows(stream, rows, wanted[stream], slots.tolist())
+
+
+def _slot_mapping(bench: Bench) -> None:
+    tables = Tables(bench)
+    positions = bench.tensor([0] * tables.requests)
+    options = bench.rank_args(0) | bench.block_size_args() | {"num_tokens": tables.requests + 3}
+    graph, result = capture(lambda: bench.module.slot_mapping(tables.table, positions, **options))
+    for _ in range(3):
+        positions.copy_(bench.tensor(bench.shuffle(max(tables.length, tables.requests))[: tables.requests]))
+        graph.replay()
+        compare_numbers(
+            "slot_mapping", result, reference.slot_mapping(bench.layout, tables.table, positions, **options)
+        )
+
+
+def _append_positions(bench: Bench) -> None:
+    pool, tables = bench.pool(), Tables(bench)
+    sources = bench.sources(tables.requests, pool)
+    positions = bench.tensor([-1] * tables.requests)
+    args = {s: sources[s] for s in bench.streams} | {b.name: pool.actual[b.name] for b in bench.layout.buffers}
+    args |= {"block_table": tables.table, "positions": positions} | bench.remap_args(None)
+    options = bench.layer_args(None) | bench.rank_args(0)
+    table = next(iter(bench.remap_args(None).values()), None)
+    graph, _ = capture(lambda: bench.module.append_positions(*args.values(), **options))
+    for _ in range(2):
+        positions.copy_(bench.tensor(bench.shuffle(max(tables.length, tables.requests))[: tables.requests]))
+        graph.replay()
+        reference.append_positions(
+            bench.layout, sources, pool.expected, tables.table, positions, remap=table, **options
+        )
+        bench.check(pool, None, bench.streams, table, options.get("layer"))

@@ -1,0 +1,64 @@
+"""What a run found, case by case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvgen.harness.compare import Difference
+
+Outcome = Literal["passed", "failed", "missing", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One case. ``missing``: the module lacks the function; ``skipped``: this machine cannot run it.
+
+    ``message`` says what was found, or why not; ``repeat`` is the command line that runs the case alone.
+    """
+
+    case: str
+    function: str
+    outcome: Outcome
+    message: str = ""
+    difference: Difference | None = None
+    repeat: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.outcome.upper()} {self.case}"
+        if self.message:
+            text += f"\n  {self.function}: {self.message}"
+        return text + (f"\n  again: {self.repeat}" if self.outcome == "failed" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All cases of one layout on one device. ``ok`` unless one failed or a function is missing."""
+
+    layout: str
+    device: str
+    seed: int
+    results: tuple[Result, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(r.outcome in ("passed", "skipped") for r in self.results)
+
+    @property
+    def failures(self) -> tuple[Result, ...]:
+        return tuple(r for r in self.results if r.outcome == "failed")
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of functions the module lacks."""
+        return tuple(dict.fromkeys(r.function for r in self.results if r.outcome == "missing"))
+
+    def count(self, outcome: Outcome) -> int:
+        return sum(r.outcome == outcome for r in self.results)
+
+    def __str__(self) -> str:
+        lines = [str(r) for r in self.results if r.outcome in ("failed", "skipped")]
+        if self.missing:
+            lines.append(f"MISSING {', '.join(self.missing)}")
+        counts = ", ".join(f"{n} {o}" for o in ("passed", "failed", "missing", "skipped") if (n := self.count(o)))
+        return "\n".join([*lines, f"{self.layout} on {self.device}, seed {self.seed}: {counts or 'no cases'}"])

@@ -1,0 +1,77 @@
+"""Run a layout's cases on a module and compare it with the reference, byte by byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from kvgen.harness.bench import Bench, Case
+from kvgen.harness.cases_append import append_cases
+from kvgen.harness.cases_gather import gather_cases
+from kvgen.harness.cases_graph import graph_cases
+from kvgen.harness.cases_refuse import refusal_cases
+from kvgen.harness.cases_slots import slot_cases
+from kvgen.harness.compare import Mismatch
+from kvgen.harness.pools import HUGE_ELEMENTS, PoolFactory
+from kvgen.harness.report import Report, Result
+from kvgen.layout import Layout
+
+
+def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
+    """All cases of a layout, in the order they run. ``variants``: choices of element types."""
+    found = [
+        *append_cases(layout, variants),
+        *gather_cases(layout, variants),
+        *slot_cases(layout),
+        *refusal_cases(layout, device),
+    ]
+    return [*found, *graph_cases(layout)] if device.startswith("cuda") else found
+
+
+def run(
+    layout: Layout, module: Any, *, device: str = "cpu", seed: int = 0, only: str | Iterable[str] | None = None
+) -> Report:
+    """Run every case, or those named by ``only``: whole names, or the function they begin with (``append``).
+
+    ``module`` is anything with the functions of a generated module; one it lacks is reported as missing. Nothing is
+    raised for what the module does wrong. ValueError if ``only`` names no case.
+    """
+    pools = PoolFactory(layout, device, seed)
+    found = cases(layout, device, pools.variants())
+    if only is not None:
+        wanted = {only} if isinstance(only, str) else set(only)
+        unknown = wanted - {c.name for c in found} - {c.name.split("/")[0] for c in found}
+        if unknown:
+            raise ValueError(f"no case is named {', '.join(sorted(unknown))}")
+        found = [c for c in found if c.name in wanted or c.name.split("/")[0] in wanted]
+    return Report(layout.name, device, seed, tuple(_run(case, layout, module, pools, seed) for case in found))
+
+
+def _run(case: Case, layout: Layout, module: Any, pools: PoolFactory, seed: int) -> Result:
+    if not hasattr(module, case.function):
+        return Result(case.name, case.function, "missing")
+    reason = _cannot(case, layout, pools)
+    if reason:
+        return Result(case.name, case.function, "skipped", reason)
+    device = "" if pools.device == "cpu" else f" --device {pools.device}"
+    repeat = f"kvgen test {layout.name}{device} --seed {seed} --case {case.name}"
+    try:
+        case.body(Bench(layout, module, pools, seed, case.name))
+    except Mismatch as mismatch:
+        return Result(case.name, case.function, "failed", str(mismatch), mismatch.difference, repeat)
+    except Exception as error:
+        # A module under test may raise anything at all; the run goes on and says so.
+        message = f"raised {type(error).__name__}: {str(error).strip() or 'without a message'}"
+        return Result(case.name, case.function, "failed", message, None, repeat)
+    return Result(case.name, case.function, "passed")
+
+
+def _cannot(case: Case, layout: Layout, pools: PoolFactory) -> str:
+    """Why this machine cannot run a case, empty if it can. On a CPU huge pools take no memory."""
+    if "huge" not in case.name or not pools.device.startswith("cuda"):
+        return ""
+    needed = sum(2 * 3 * HUGE_ELEMENTS * b.unit for b in layout.buffers)
+    free = torch.cuda.mem_get_info()[0]
+    return f"needs {needed >> 30} GiB of device memory, {free >> 30} are free" if free < needed else ""
