@@ -1,0 +1,397 @@
+"""What the kernel template is handed: every name, expression and flag of one copying kernel, decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvgen import sizes
+from kvgen.axes import Axis, product
+from kvgen.emit.index import Variable, address, dim_name, subscript
+from kvgen.emit.names import TRITON_TYPES, block_size_name, extent_name, extents_of, index_name
+from kvgen.layout import Layout
+from kvgen.lower import SLOT_NUMBER, coalesce
+from kvgen.plan import Copy, Fill, Plan, View
+from kvgen.schedule import Schedule, Tile, schedule
+
+Role = Literal["pointer", "optional", "stride", "extent", "count", "tile", "flag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """A kernel argument: its name, its Triton type, and the launcher's expression for it.
+
+    Pointers, strides and extents are specialised on their divisibility, counts are not; an ``optional`` pointer may be
+    None; ``tile`` and ``flag`` are constexpr.
+    """
+
+    name: str
+    type: str
+    value: str
+    role: Role
+    divisible: bool = False  # whether a stride is a multiple of 16 in tensors that are not padded
+
+    @property
+    def declaration(self) -> str:
+        return f"{self.name}: tl.constexpr" if self.role in ("tile", "flag") else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One access, but the first, of a value that is reached in pieces: its index and its shift in bits."""
+
+    index: int
+    shift: int
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a copy: a pointer in tensor elements, and what is added once it points to values."""
+
+    elements: str
+    values: str
+
+
+@dataclass(frozen=True, slots=True)
+class CopyContext:
+    """One stream's section of a kernel."""
+
+    stream: str
+    comment: str
+    value_type: str
+    source: Side
+    destination: Side
+    mask_definition: str
+    load_mask: str
+    store_mask: str
+    read_cast: bool
+    write_cast: bool
+    read_pieces: bool
+    write_pieces: bool
+    pieces: tuple[Piece, ...]
+    piece_type: str
+    bits_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class FillContext:
+    """Padding that is written with its token."""
+
+    comment: str
+    pointers: str
+    side: int
+    value: int
+    subscript: str
+    mask: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One copying kernel, ready to print. ``definitions`` are index variables: name and expression."""
+
+    name: str
+    summary: str
+    plan: Plan
+    schedule: Schedule
+    args: tuple[Arg, ...]
+    constants: tuple[tuple[str, str], ...]
+    definitions: tuple[tuple[str, str], ...]
+    copies: tuple[CopyContext, ...]
+    fills: tuple[FillContext, ...]
+    block_size: str
+    remap: str
+    extra: str  # what _slot_of takes beside the table: a dynamic block size, the rank
+    valid: str
+    in_range: str  # mask of the loads per token
+    written: str
+    uses: dict[str, bool]
+
+    @property
+    def unspecialized(self) -> str:
+        return ", ".join(f'"{arg.name}"' for arg in self.args if arg.role == "count")
+
+
+def slot_of_extra(layout: Layout) -> str:
+    """The tail of a call of ``_slot_of``."""
+    names = [block_size_name(layout)] if layout.block_size is None else []
+    names += ["rank"] if layout.slots.shard else []
+    return "".join(f", {name}" for name in names)
+
+
+def build_kernel(layout: Layout, plan: Plan) -> Kernel:
+    """The context of the kernel that carries out ``plan``."""
+    return _Builder(layout, plan, schedule(layout, plan)).build()
+
+
+class _Builder:
+    """Collects arguments, constants and index variables while the sections of a kernel are worked out."""
+
+    def __init__(self, layout: Layout, plan: Plan, sched: Schedule) -> None:
+        self.layout, self.plan, self.sched = layout, plan, sched
+        self.tiled = sched.tokens > 1
+        self.strides: dict[str, Arg] = {}
+        self.extents: dict[str, Arg] = {}
+        self.tiles: dict[str, Arg] = {}
+        self.constants: dict[str, str] = {}
+        self.definitions: dict[str, str] = {}
+        views = [view for copy in plan.copies for view in (copy.source, copy.destination)]
+        views += [fill.view for fill in plan.fills]
+        steps = [step for view in views for step in coalesce(layout, view.steps)]
+        self.axes = {step.digit.axis for step in steps}
+        # Variables that strides of tensors multiply are 64 bits wide before the product.
+        self.wide = {step.digit.axis for step in steps if step.dim is not None}
+
+    def build(self) -> Kernel:
+        layout, plan = self.layout, self.plan
+        if self.tiled:
+            self.constants["TOKENS"] = str(self.sched.tokens)
+        copies = tuple(self._copy(copy, tile) for copy, tile in zip(plan.copies, self.sched.tiles, strict=True))
+        fills = tuple(self._fill(item) for item in plan.fills)
+        if layout.block_size is not None and self.axes & {"block", "slot"}:
+            self.constants[block_size_name(layout)] = str(layout.block_size)
+        if layout.slots.skip is not None:
+            self.constants["SKIP"] = str(layout.slots.skip)
+        return Kernel(
+            name=f"_{plan.name}_kernel",
+            summary=self._summary(),
+            plan=plan,
+            schedule=self.sched,
+            args=tuple(self._args()),
+            constants=tuple(self.constants.items()),
+            definitions=tuple(self.definitions.items()),
+            copies=copies,
+            fills=fills,
+            block_size=block_size_name(layout),
+            remap=layout.slots.remap or "",
+            extra=slot_of_extra(layout),
+            valid=self._valid(),
+            in_range=", mask=in_range, other=-1" if self.tiled else "",
+            written="in_range & (valid | ZERO_SKIPPED)" if self.tiled else "valid | ZERO_SKIPPED",
+            uses=self._uses(),
+        )
+
+    def _valid(self) -> str:
+        """The condition on a slot number: all of it, or what comes before the remap table."""
+        slots = self.layout.slots
+        terms = ["in_range"] if self.tiled else []
+        terms.append("(slot_number >= 0)")
+        terms += ["(slot_number != SKIP)"] if slots.skip is not None else []
+        terms.append(f"(slot_number < {slots.remap}_length)" if slots.remap else "(slot_number < num_slots)")
+        return " & ".join(terms)
+
+    def _uses(self) -> dict[str, bool]:
+        plan, slots = self.plan, self.layout.slots
+        return {
+            "tiled": self.tiled,
+            "append": plan.kind == "append",
+            "gather": plan.kind == "gather",
+            "early_return": plan.kind == "append" and not self.tiled,
+            "by_slots": plan.placement == "slots",
+            "by_positions": plan.placement == "positions",
+            "by_requests": plan.placement == "requests",
+            "by_table": plan.placement != "slots",
+            "skip": slots.skip is not None,
+            "remap": slots.remap is not None,
+            "shard": slots.shard is not None,
+            "dynamic_block_size": self.layout.block_size is None,
+            "layer": "layer" in self.axes,
+            "block": "block" in self.axes,
+            "slot": "slot" in self.axes,
+        }
+
+    def _summary(self) -> str:
+        tokens = f"{self.sched.tokens} tokens" if self.tiled else "one token"
+        streams = [copy.stream for copy in self.plan.copies]
+        verb = "writes" if self.plan.kind == "append" else "reads"
+        heads = ""
+        if any(axis.name == "head" and axis.extent != 1 for axis in self.layout.stream(streams[0]).axes):
+            count = self.sched.heads
+            heads = ", all heads" if count is None else f", {count} head{'s' if count > 1 else ''}"
+        return f"One program {verb} {' and '.join(streams)} of {tokens}{heads}."
+
+    def _copy(self, copy: Copy, tile: Tile) -> CopyContext:
+        rank = len(tile.order)
+        cache = self.plan.cache_view(copy)
+        variables, bounds = self._variables(copy.stream, tile)
+        token = subscript(variables["token"].position, rank)
+        gather = self.plan.kind == "gather"
+        guarded = [f"valid{token}"] if self.tiled or gather else []
+        in_pieces = cache.access < cache.itemsize
+        cast = cache.unit != cache.itemsize and not in_pieces
+        count = cache.itemsize // cache.access
+        return CopyContext(
+            stream=copy.stream,
+            comment=self._comment(copy, in_pieces),
+            value_type=f"{self.plan.dense_view(copy).tensor}_ptr.dtype.element_ty",
+            source=self._side(copy.source, copy.stream, variables, rank),
+            destination=self._side(copy.destination, copy.stream, variables, rank),
+            **self._masks(copy.stream, guarded, [f"written{token}"] if gather else guarded, bounds),
+            read_cast=gather and cast,
+            write_cast=not gather and cast,
+            read_pieces=gather and in_pieces,
+            write_pieces=not gather and in_pieces,
+            pieces=tuple(Piece(i, 8 * i * cache.access) for i in range(1, count)),
+            piece_type=f"tl.uint{8 * cache.access}",
+            bits_type=f"tl.uint{8 * cache.itemsize}",
+        )
+
+    def _masks(self, stream: str, load: list[str], store: list[str], bounds: list[str]) -> dict[str, str]:
+        """Mask arguments of a load and a store; one that both share and that is long gets a name."""
+        loads, stores = " & ".join([*load, *bounds]), " & ".join([*store, *bounds])
+        shared = loads == stores and " & " in loads
+        named = f"{stream}_mask" if shared else ""
+        return {
+            "mask_definition": f"{named} = {loads}" if shared else "",
+            "load_mask": f", mask={named or loads}, other=0" if loads else "",
+            "store_mask": f", mask={named or stores}" if stores else "",
+        }
+
+    def _comment(self, copy: Copy, in_pieces: bool) -> str:
+        cache = self.plan.cache_view(copy).tensor
+        route = f"{copy.stream} to {cache}" if self.plan.kind == "append" else f"{copy.stream} from {cache}"
+        return f"{route}, in pieces: its rows are not aligned" if in_pieces else route
+
+    def _fill(self, fill: Fill) -> FillContext:
+        """Padding is written bytewise, over the axes that its record repeats over."""
+        stream = next(s for s in self.layout.streams if s.name == self.plan.copies[0].stream)
+        over = [axis for axis in stream.axes if axis.name in {step.digit.axis for step in fill.view.steps}]
+        sides = {copy.stream: tile for copy, tile in zip(self.plan.copies, self.sched.tiles, strict=True)}[stream.name]
+        known = dict(zip(sides.order, sides.sides, strict=True))
+        order = [name for name in ("token", *(axis.name for axis in over)) if name in known]
+        tile = Tile((*order, "pad"), (*(known[name] for name in order), 1 << (fill.size - 1).bit_length()))
+        rank = len(tile.order)
+        variables, bounds = self._variables(stream.name, tile, over)
+        guards = [f"valid{subscript(variables['token'].position, rank)}"] if self.tiled else []
+        side = tile.sides[-1]
+        tail = subscript(rank - 1, rank)
+        if side != fill.size:
+            bounds.append(f"(tl.arange(0, {side}) < {fill.size}){tail}")
+        return FillContext(
+            comment=f"{fill.size} bytes of padding in {fill.view.tensor}",
+            pointers=self._side(fill.view, stream.name, variables, rank).elements,
+            side=side,
+            value=fill.value,
+            subscript=tail,
+            mask=f", mask={' & '.join([*guards, *bounds])}" if guards or bounds else "",
+        )
+
+    def _variables(
+        self, stream: str, tile: Tile, axes: list[Axis] | None = None
+    ) -> tuple[dict[str, Variable], list[str]]:
+        """Variables of every axis for one tile, and the masks of its padded sides."""
+        rank = len(tile.order)
+        token = tile.order.index("token") if "token" in tile.order else None
+        variables = {name: Variable(name, token) for name in ("token", "block", "slot", SLOT_NUMBER)}
+        variables["layer"] = Variable("layer")
+        masks = []
+        for axis in self.layout.stream(stream).axes if axes is None else axes:
+            name = index_name(self.layout, stream, axis.name)
+            place = tile.order.index(axis.name) if axis.name in tile.order else None
+            variables[axis.name] = Variable(name, place)
+            bound = self._define(stream, axis, name, 1 if place is None else tile.sides[place])
+            if bound:
+                masks.append(f"({name} < {bound}){subscript(place, rank)}")
+        return variables, masks
+
+    def _define(self, stream: str, axis: Axis, name: str, side: int | None) -> str | None:
+        """Define the index variable of an axis; returns the bound to mask it with where its side is padded."""
+        if axis.extent == 1:
+            return None
+        constant = extent_name(self.layout, stream, axis.name)
+        wide = ".to(tl.int64)" if axis.name in self.wide else ""
+        if axis.extent is None:
+            tile, extent = f"{constant}_TILE", constant.lower()
+            self.tiles[tile] = Arg(tile, "constexpr", f"triton.next_power_of_2({extent})", "tile")
+            self.extents[extent] = Arg(extent, "i32", extent, "extent")
+            self.definitions[name] = f"tl.arange(0, {tile}){wide}"
+            return extent
+        if axis.name == "head" and self.sched.heads is not None:
+            program = f"tl.program_id(1){wide}"
+            self.definitions[name] = program if side == 1 else f"{program} * {side} + tl.arange(0, {side})"
+            exact = axis.extent % side == 0
+        else:
+            exact = side == axis.extent
+            self.definitions[name] = f"tl.arange(0, {constant if exact else side}){wide}"
+        if not exact or self.sched.heads is None or axis.name != "head":
+            self.constants[constant] = str(axis.extent)
+        return None if exact else constant
+
+    def _side(self, view: View, stream: str, variables: dict[str, Variable], rank: int) -> Side:
+        extents = extents_of(self.layout, stream)
+        steps = coalesce(self.layout, view.steps)
+        names = {step.dim: self._stride(view, stream, step.dim, extents) for step in steps if step.dim is not None}
+        found = address(self.layout, view, variables, extents, names, rank)
+        return Side(" + ".join([f"{view.tensor}_ptr", *found.elements]), "".join(f" + {term}" for term in found.values))
+
+    def _stride(self, view: View, stream: str, dim: int, extents: dict[str, int | None]) -> str:
+        """The name of a tensor's stride, registered as an argument."""
+        buffer = next((b for b in self.layout.buffers if b.name == view.tensor), None)
+        if buffer is None:
+            name = f"{view.tensor}_stride_{'head' if dim else 'token'}"
+            sides = [axis.extent for axis in self.layout.stream(stream).axes[dim:]]
+            divisible = (product(sides) or 1) % 16 == 0
+        else:
+            name = f"{view.tensor}_stride_{dim_name(buffer.place.dims[dim], extents)}"
+            stride = sizes.strides(self.layout, buffer)[dim]
+            divisible = all(factor % 16 == 0 for _, factor in stride.terms)
+        self.strides[name] = Arg(name, "i64", f"{view.tensor}.stride({dim})", "stride", divisible)
+        return name
+
+    def _args(self) -> list[Arg]:
+        plan, layout = self.plan, self.layout
+        args = [self._pointer(view) for copy in plan.copies for view in [plan.dense_view(copy)]]
+        cache = {plan.cache_view(copy).tensor: None for copy in plan.copies}
+        args += [
+            Arg(f"{b.name}_ptr", "*" + TRITON_TYPES[b.dtypes[0]], b.name, "pointer")
+            for b in layout.buffers
+            if b.name in cache
+        ]
+        args += self._placement_args()
+        if layout.slots.remap:
+            remap = layout.slots.remap
+            args.append(Arg(f"{remap}_ptr", "*i64", remap, "pointer"))
+            args.append(Arg(f"{remap}_length", "i64", f"{remap}.shape[0]", "count"))
+        args.append(Arg("num_slots", "i64", "num_slots", "count"))
+        if self.tiled or plan.kind == "gather":
+            args.append(Arg("num_tokens", "i64", "num_tokens", "count"))
+        if layout.block_size is None and (self.axes & {"block", "slot"} or plan.placement != "slots"):
+            args.append(Arg(block_size_name(layout), "i32", block_size_name(layout), "extent"))
+        if "layer" in self.axes:
+            args.append(Arg("layer", "i32", "layer", "count"))
+        args += [*self.extents.values(), *self.strides.values(), *self.tiles.values()]
+        if plan.kind == "gather":
+            args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))
+        return args
+
+    def _pointer(self, view: View) -> Arg:
+        name = view.tensor
+        stream = next(s for s in self.layout.streams if name in (s.name, f"{s.name}_out"))
+        return Arg(f"{name}_ptr", "*" + TRITON_TYPES[stream.dtypes[0]], name, "pointer")
+
+    def _placement_args(self) -> list[Arg]:
+        if self.plan.placement == "slots":
+            name = "slot_mapping" if self.plan.kind == "append" else "slots"
+            return [Arg(f"{name}_ptr", "*i64", name, "pointer")]
+        table = [
+            Arg("block_table_ptr", "*i32", "block_table", "pointer"),
+            Arg("block_table_stride", "i64", "block_table.stride(0)", "count"),
+            Arg("num_columns", "i32", "block_table.shape[1]", "count"),
+        ]
+        rank = [Arg("rank", "i32", "rank", "count")] if self.layout.slots.shard else []
+        if self.plan.placement == "positions":
+            return [
+                *table,
+                Arg("num_rows", "i32", "block_table.shape[0]", "count"),
+                Arg("positions_ptr", "*i64", "positions", "pointer"),
+                Arg("request_ids_ptr", "*i64", "request_ids", "optional"),
+                *rank,
+            ]
+        return [
+            *table,
+            Arg("seq_lens_ptr", "*i32", "seq_lens", "pointer"),
+            Arg("cu_seq_lens_ptr", "*i32", "cu_seq_lens", "pointer"),
+            Arg("starts_ptr", "*i32", "starts", "optional"),
+            Arg("num_requests", "i32", "num_requests", "count"),
+            Arg("search_step", "i32", "search_step", "count"),
+            *rank,
+        ]

@@ -1,0 +1,261 @@
+"""What the launcher templates are handed: signatures, checks and launches of a module's public functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.axes import Digit, product
+from kvgen.emit.kernel import Kernel
+from kvgen.emit.docs import function_doc
+from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, tuple_text
+from kvgen.layout import Buffer, Dim, Layout, Record, Stream, leaves_of
+from kvgen.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class BufferCheck:
+    """What a buffer must be; ``align`` is in bytes and only asked of byte records."""
+
+    name: str
+    shape: str
+    dtypes: str
+    align: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCheck:
+    """What a dense tensor must be. ``variable`` is reassigned where the tensor may come with a head axis of one."""
+
+    variable: str
+    shape: str
+    dtypes: str
+    assign: str
+    exact: str
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size read from a tensor: ``name = _size("key_cache", key_cache, 4, 0)``, times or divided by a constant."""
+
+    name: str
+    tensor: str
+    ndim: int
+    dim: int
+    scale: str
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """A tensor that gather makes where none is given."""
+
+    name: str
+    shape: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One public function that launches a copying kernel."""
+
+    name: str
+    summary: str
+    doc: tuple[str, ...]
+    parameters: tuple[str, ...]
+    first_buffer: str
+    sizes: tuple[Size, ...]
+    buffers: tuple[BufferCheck, ...]
+    streams: tuple[StreamCheck, ...]
+    outs: tuple[Out, ...]
+    slots: str
+    kernel: Kernel
+    grid: str
+    arguments: tuple[str, ...]
+    num_slots: str
+    remap: str
+    num_layers: str
+    world: int
+    uses: dict[str, bool]
+
+
+def build_function(layout: Layout, kernel: Kernel) -> Function:
+    """The launcher of one kernel."""
+    plan = kernel.plan
+    held = [b for b in layout.buffers if any(plan.cache_view(c).tensor == b.name for c in plan.copies)]
+    streams = tuple(_stream_check(layout, plan, copy.stream) for copy in plan.copies)
+    summary, doc = function_doc(layout, plan)
+    return Function(
+        name=plan.name,
+        summary=summary,
+        doc=doc,
+        parameters=tuple(_parameters(layout, plan, held)),
+        first_buffer=held[0].name,
+        sizes=tuple(_sizes(layout, held)),
+        buffers=tuple(BufferCheck(b.name, tuple_text(shape_parts(layout, b)), _dtypes(layout, b), _align(plan, b)) for b in held),
+        streams=streams,
+        outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=True)),
+        slots="slot_mapping" if plan.kind == "append" else "slots",
+        kernel=kernel,
+        grid=_grid(layout, kernel),
+        arguments=tuple(arg.value for arg in kernel.args),
+        num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
+        remap=layout.slots.remap or "",
+        num_layers=num_layers_text(layout),
+        world=layout.slots.shard.world if layout.slots.shard else 1,
+        uses=kernel.uses
+        | {
+            "several": len(plan.copies) > 1,
+            "rank": layout.slots.shard is not None and plan.placement != "slots",
+        },
+    )
+
+
+def _out(layout: Layout, plan: Plan, check: StreamCheck, stream: str) -> Out:
+    buffer = layout.buffer(plan.cache_view(next(c for c in plan.copies if c.stream == stream)).tensor)
+    default = f"torch.{layout.stream(stream).dtypes[0]}"
+    dtype = f"{buffer.name}.dtype" if buffer.unit > 1 or buffer.dtypes != ("uint8",) else f"dtype or {default}"
+    return Out(check.variable, f"(num_tokens, {check.shape.strip('(),')})", dtype)
+
+
+def num_layers_text(layout: Layout) -> str:
+    if layout.layers is None:
+        return ""
+    return "num_layers" if layout.layers.extent is None else "NUM_LAYERS"
+
+
+def dtypes_name(layout: Layout, stream: Stream) -> str:
+    """``DTYPES``, or ``KEY_DTYPES`` where the streams differ."""
+    if len({s.dtypes for s in layout.streams}) == 1:
+        return "DTYPES"
+    return f"{stream.name.upper()}_DTYPES"
+
+
+def _dtypes(layout: Layout, buffer: Buffer) -> str:
+    leaf = layout.leaf(leaves_of(buffer.place)[0])
+    return dtypes_name(layout, layout.stream(leaf.stream)) if buffer.dtypes == leaf.dtypes else "(torch.uint8,)"
+
+
+def _align(plan: Plan, buffer: Buffer) -> int:
+    """Bytes that addresses must be a multiple of, where a byte tensor is read and written in wider pieces."""
+    views = [plan.cache_view(copy) for copy in plan.copies]
+    return max([v.access for v in views if v.tensor == buffer.name and v.unit < v.access], default=1)
+
+
+def _sizes(layout: Layout, buffers: list[Buffer]) -> list[Size]:
+    """How the number of blocks and every dynamic extent are read from the buffers."""
+    best: Size | None = None
+    finest = 0
+    dynamic: dict[str, Size] = {}
+    for buffer in buffers:
+        for i, dim in enumerate(buffer.place.dims):
+            top = dim.digits[0] if dim.digits else Digit("", 1, 1)
+            if len(dim.digits) == 1 and top.size is None and top.div == 1 and top.axis != "block":
+                name = _extent_variable(layout, buffer, top.axis)
+                dynamic.setdefault(name, Size(name, buffer.name, buffer.ndim, i, ""))
+            if top.axis == "block" and top.size is None and top.div > finest:
+                finest = top.div
+                best = Size(num_blocks_name(layout), buffer.name, buffer.ndim, i, _block_scale(layout, dim))
+    assert best is not None, "every buffer holds blocks"
+    return [*dynamic.values(), best]
+
+
+def _extent_variable(layout: Layout, buffer: Buffer, axis: str) -> str:
+    if axis == "slot":
+        return block_size_name(layout)
+    if axis == "layer":
+        return "num_layers"
+    return extent_name(layout, leaves_of(buffer.place)[0], axis).lower()
+
+
+def _block_scale(layout: Layout, dim: Dim) -> str:
+    """What turns the size of a dimension whose topmost digit is of ``block`` into the number of blocks."""
+    times = f" * {dim.digits[0].div}" if dim.digits[0].div > 1 else ""
+    inner = product(d.size for d in dim.digits[1:])
+    over = block_size_name(layout) if inner is None else str(inner)
+    return f"{times} // {over}" if inner != 1 else times
+
+
+def shape_parts(layout: Layout, buffer: Buffer) -> list[str]:
+    """The tensor's shape as Python expressions."""
+    parts = [_dim_size_text(layout, buffer, dim) for dim in buffer.place.dims]
+    if isinstance(buffer.place.content, Record):
+        parts.append(str(buffer.place.content.size // buffer.unit))
+    return parts
+
+
+def _dim_size_text(layout: Layout, buffer: Buffer, dim: Dim) -> str:
+    factors, constant = [], 1
+    for digit in dim.digits:
+        if digit.size is None:
+            factors.append(_rest_text(layout, buffer, digit))
+        else:
+            whole = _whole_name(layout, buffer, digit)
+            factors += [whole] if whole else []
+            constant *= 1 if whole else digit.size
+    if constant != 1 or not factors:
+        factors.append(str(constant))
+    return " * ".join(factors)
+
+
+def _whole_name(layout: Layout, buffer: Buffer, digit: Digit) -> str | None:
+    """The constant's name where a digit is a whole axis."""
+    stream = leaves_of(buffer.place)[0]
+    if digit.div != 1 or digit.axis == "kv" or digit.size != extents_of(layout, stream).get(digit.axis):
+        return None
+    if digit.axis == "slot":
+        return block_size_name(layout)
+    return "NUM_LAYERS" if digit.axis == "layer" else extent_name(layout, stream, digit.axis)
+
+
+def _rest_text(layout: Layout, buffer: Buffer, digit: Digit) -> str:
+    name = num_blocks_name(layout) if digit.axis == "block" else _extent_variable(layout, buffer, digit.axis)
+    return name if digit.div == 1 else f"({name} // {digit.div})"
+
+
+def _stream_check(layout: Layout, plan: Plan, name: str) -> StreamCheck:
+    stream = layout.stream(name)
+    copy = next(c for c in plan.copies if c.stream == name)
+    buffer = layout.buffer(plan.cache_view(copy).tensor)
+    shape = []
+    for axis in stream.axes:
+        text = extent_name(layout, name, axis.name)
+        shape.append(text.lower() if axis.extent is None else text)
+    dtypes = f"({buffer.name}.dtype,)" if buffer.dtypes == stream.dtypes else dtypes_name(layout, stream)
+    variable = plan.dense_view(copy).tensor
+    headless = all(axis.name != "head" for axis in stream.axes)
+    return StreamCheck(
+        variable=variable,
+        shape=tuple_text(shape),
+        dtypes=dtypes,
+        assign=f"{variable} = " if headless else "",
+        exact=", exact=True" if plan.kind == "gather" else "",
+    )
+
+
+def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
+    slots = layout.slots
+    names = [c.stream for c in plan.copies] if plan.kind == "append" else []
+    names += [buffer.name for buffer in held]
+    names += {
+        "slots": ["slot_mapping" if plan.kind == "append" else "slots"],
+        "positions": ["block_table", "positions"],
+        "requests": ["block_table", "seq_lens", "cu_seq_lens"],
+    }[plan.placement]
+    names += [slots.remap] if slots.remap else []
+    names += ["request_ids=None"] if plan.placement == "positions" else []
+    keywords = ["starts=None", "total_tokens=None"] if plan.placement == "requests" else []
+    keywords += ["layer"] if layout.layers else []
+    keywords += ["rank"] if slots.shard and plan.placement != "slots" else []
+    if plan.kind == "gather":
+        keywords += ["dtype=None"] if any(b.unit == 1 for b in held) else []
+        keywords += ["out=None", "zero_skipped=False"]
+    return [*names, "*", *keywords] if keywords else names
+
+
+def _grid(layout: Layout, kernel: Kernel) -> str:
+    sched = kernel.schedule
+    tokens = "num_tokens" if sched.tokens == 1 else f"triton.cdiv(num_tokens, {sched.tokens})"
+    if sched.heads is None:
+        return f"({tokens},)"
+    stream = layout.stream(kernel.plan.copies[0].stream)
+    extent = next(axis.extent for axis in stream.axes if axis.name == "head")
+    return f"({tokens}, {-(-extent // sched.heads)})"

@@ -1,0 +1,165 @@
+"""The context of a whole module: everything the templates print, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen import sizes
+from kvgen.emit.docs import module_doc
+from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
+from kvgen.emit.launch import Function, build_function, dtypes_name, num_layers_text, shape_parts
+from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, tuple_text
+from kvgen.layout import Buffer, Layout, Record, leaves_of
+from kvgen.lower import lower
+
+
+@dataclass(frozen=True, slots=True)
+class Addressing:
+    """What slot_mapping and fill_slots depend on."""
+
+    block_size: str
+    size: int | None
+    static_block_size: bool
+    shard: bool
+    world: int
+    interleave: int
+    dtype: str
+    formula: str
+    extra: str
+    extra_names: tuple[str, ...]
+    rank_text: str
+    other_rank: str
+    other_rank_tokens: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One buffer that allocate makes; ``slice`` cuts the padding between records off the view."""
+
+    name: str
+    shape: str
+    dtype: str
+    slice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A generated module, ready to print."""
+
+    title: str
+    doc: tuple[str, ...]
+    exports: str
+    constants: tuple[tuple[str, str], ...]
+    description: str
+    functions: tuple[Function, ...]
+    kernels: tuple[Kernel, ...]
+    addressing: Addressing
+    allocate_parameters: tuple[str, ...]
+    allocate_result: str
+    allocations: tuple[Allocation, ...]
+    allocation_names: tuple[str, ...]
+    headless: bool
+    indexed: bool
+
+
+def build_module(layout: Layout) -> Module:
+    """Everything the module template prints for ``layout``."""
+    kernels = tuple(build_kernel(layout, plan) for plan in lower(layout))
+    functions = tuple(build_function(layout, kernel) for kernel in kernels)
+    several = len(layout.buffers) > 1
+    return Module(
+        title=f"{layout.name}: {layout.summary}" if layout.summary else layout.name,
+        doc=tuple(module_doc(layout)),
+        exports=repr(["LAYOUT", "allocate", *(f.name for f in functions), "fill_slots", "slot_mapping"]),
+        constants=tuple(_constants(layout)),
+        description=repr(describe(layout)),
+        functions=functions,
+        kernels=kernels,
+        addressing=_addressing(layout),
+        allocate_parameters=tuple(_allocate_parameters(layout)),
+        allocate_result=f": {', '.join(b.name for b in layout.buffers)}" if several else "",
+        allocations=tuple(_allocation(layout, buffer) for buffer in layout.buffers),
+        allocation_names=tuple(buffer.name for buffer in layout.buffers),
+        headless=any(all(a.name != "head" for a in s.axes) for s in layout.streams),
+        indexed=layout.layers is not None or layout.slots.shard is not None,
+    )
+
+
+def describe(layout: Layout) -> dict[str, Any]:
+    """The layout as plain data, for programs that use the module."""
+    return {
+        "name": layout.name,
+        "summary": layout.summary,
+        "block_size": layout.block_size,
+        "num_layers": layout.layers.extent if layout.layers else None,
+        "streams": {
+            s.name: {"axes": {a.name: a.extent for a in s.axes}, "dtypes": list(s.dtypes)} for s in layout.streams
+        },
+        "buffers": {
+            b.name: {
+                "order": sizes.order(layout, b.place),
+                "holds": list(leaves_of(b.place)),
+                "dtypes": list(b.dtypes),
+                "bytes_per_token": str(sizes.token_bytes(layout, b)),
+            }
+            for b in layout.buffers
+        },
+    }
+
+
+def _constants(layout: Layout) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    if layout.block_size is not None:
+        found[block_size_name(layout)] = str(layout.block_size)
+    if layout.layers and layout.layers.extent is not None:
+        found["NUM_LAYERS"] = str(layout.layers.extent)
+    for stream in layout.streams:
+        for axis in stream.axes:
+            if axis.extent is not None:
+                found[extent_name(layout, stream.name, axis.name)] = str(axis.extent)
+    for stream in layout.streams:
+        found[dtypes_name(layout, stream)] = tuple_text([f"torch.{d}" for d in stream.dtypes])
+    return list(found.items())
+
+
+def _addressing(layout: Layout) -> Addressing:
+    size, shard, extra = block_size_name(layout), layout.slots.shard, slot_of_extra(layout)
+    return Addressing(
+        block_size=size,
+        size=layout.block_size,
+        static_block_size=layout.block_size is not None,
+        shard=shard is not None,
+        world=shard.world if shard else 1,
+        interleave=shard.interleave if shard else 1,
+        dtype=layout.slots.dtype,
+        formula=f"block_table[r, p // {size}] * {size} + p % {size} at position p of request r"
+        if shard is None
+        else f"of this rank; positions and block tables count virtual blocks of {size} * {shard.world} tokens",
+        extra=extra,
+        extra_names=tuple(name for name in extra.split(", ") if name),
+        rank_text=', "rank"' if shard else "",
+        other_rank=", or another rank's" if shard else "",
+        other_rank_tokens=", for tokens of other ranks" if shard else "",
+    )
+
+
+def _allocate_parameters(layout: Layout) -> list[str]:
+    keywords = ["num_layers"] if num_layers_text(layout) == "num_layers" else []
+    keywords += [block_size_name(layout)] if layout.block_size is None else []
+    for stream in layout.streams:
+        for axis in stream.axes:
+            if axis.extent is None:
+                keywords.append(extent_name(layout, stream.name, axis.name).lower())
+    return [num_blocks_name(layout), "*", *dict.fromkeys(keywords), "dtype=torch.bfloat16", "device=None"]
+
+
+def _allocation(layout: Layout, buffer: Buffer) -> Allocation:
+    shape, cut = shape_parts(layout, buffer), ""
+    content = buffer.place.content
+    if isinstance(content, Record) and buffer.place.pitch != content.size:
+        width = content.size // buffer.unit
+        shape[-1] = str(buffer.place.pitch // buffer.unit)
+        cut = f"[..., :{width}]"
+    dtype = "torch.uint8" if buffer.dtypes == ("uint8",) else "dtype"
+    return Allocation(buffer.name, tuple_text(shape), dtype, cut)

@@ -1,0 +1,59 @@
+"""Names in generated code, shared by kernels and launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvgen.layout import Layout
+from kvgen.lower import SLOT_NUMBER
+
+TRITON_TYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "uint8": "u8",
+    "int8": "i8",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+}
+
+
+def one_dim(layout: Layout) -> bool:
+    """Whether all streams have the same extent of ``dim``."""
+    return len({stream.axes[-1] for stream in layout.streams}) == 1
+
+
+def extent_name(layout: Layout, stream: str, axis: str) -> str:
+    """``NUM_HEADS``, ``HEAD_DIM``, or ``VALUE_DIM`` where the streams differ."""
+    if axis == "head":
+        return "NUM_HEADS"
+    return "HEAD_DIM" if one_dim(layout) else f"{stream.upper()}_DIM"
+
+
+def index_name(layout: Layout, stream: str, axis: str) -> str:
+    """``head``, ``dim``, or ``value_dim`` where the streams differ."""
+    return axis if axis == "head" or one_dim(layout) else f"{stream}_dim"
+
+
+def block_size_name(layout: Layout) -> str:
+    """The constant, or the argument in lower case, that holds the tokens of a block."""
+    name = "MAX_SEQ_LEN" if layout.contiguous else "BLOCK_SIZE"
+    return name.lower() if layout.block_size is None else name
+
+
+def num_blocks_name(layout: Layout) -> str:
+    return "num_requests" if layout.contiguous else "num_blocks"
+
+
+def extents_of(layout: Layout, stream: str) -> dict[str, int | None]:
+    """Axis to extent, for naming and printing digits."""
+    sizes: dict[str, int | None] = {axis.name: axis.extent for axis in layout.leaf(stream).axes}
+    sizes |= {"slot": layout.block_size, "block": None, SLOT_NUMBER: None, "token": None, "kv": 2}
+    if layout.layers:
+        sizes["layer"] = layout.layers.extent
+    return sizes
+
+
+def tuple_text(items: Sequence[str]) -> str:
+    """A tuple display of expressions."""
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"

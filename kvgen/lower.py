@@ -1,0 +1,196 @@
+"""Layout to plans: places become views, by arithmetic on digits alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvgen.axes import Digit
+from kvgen.layout import Buffer, Dim, Field, Holds, Layout, Pad, Place, Record, Stream, leaves_of
+from kvgen.plan import Copy, Fill, Plan, Step, View
+
+SLOT_NUMBER = "slot_number"
+"""The axis that block and slot make together: ``block * block_size + slot``."""
+
+
+def lower(layout: Layout) -> tuple[Plan, ...]:
+    """Every copying function of a layout's module, in the order it prints them."""
+    cache = {name: view for buffer in layout.buffers for name, view in _leaf_views(layout, buffer)}
+    fills = {buffer.name: tuple(_fills(layout, buffer)) for buffer in layout.buffers}
+    names = tuple(stream.name for stream in layout.streams)
+
+    def append(name: str, streams: tuple[str, ...], placement: str = "slots") -> Plan:
+        copies = tuple(Copy(s, dense_view(layout.stream(s), s), cache[s]) for s in streams)
+        touched = dict.fromkeys(copy.destination.tensor for copy in copies)
+        return Plan(name, "append", placement, copies, tuple(fill for t in touched for fill in fills[t]))
+
+    def gather(name: str, placement: str) -> Plan:
+        copies = tuple(Copy(s, cache[s], dense_view(layout.stream(s), f"{s}_out")) for s in names)
+        return Plan(name, "gather", placement, copies)
+
+    single = [append(f"append_{name}", (name,)) for name in names]
+    plans = (
+        append("append", names),
+        *single,
+        append("append_positions", names, "positions"),
+        gather("gather", "slots"),
+        gather("gather_paged", "requests"),
+    )
+    for plan in plans:
+        verify(layout, plan)
+    return plans
+
+
+def dense_view(stream: Stream, tensor: str) -> View:
+    """``[T, *axes]`` with any strides but the last, which is 1."""
+    steps = [Step(Digit("token", 1, None), 0, 1)]
+    last = len(stream.axes) - 1
+    for i, axis in enumerate(stream.axes):
+        if axis.extent != 1:
+            steps.append(Step(Digit(axis.name, 1, axis.extent), None if i == last else i + 1, 1))
+    return View(tensor, stream.itemsize, stream.itemsize, stream.itemsize, 0, tuple(steps))
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """Where a leaf or a padding was found: its steps and offset in bytes, tensor dimensions aside."""
+
+    content: Holds | Pad
+    offset: int
+    steps: tuple[Step, ...]
+
+
+def _leaf_views(layout: Layout, buffer: Buffer) -> Iterator[tuple[str, View]]:
+    for site in _sites(layout, buffer):
+        if not isinstance(site.content, Holds):
+            continue
+        for index, leaf in enumerate(site.content.leaves):
+            steps, offset = [], site.offset
+            for step in site.steps:
+                if step.digit.axis != "kv":
+                    steps.append(step)
+                elif step.dim is None:
+                    offset += index * step.factor
+                elif index:
+                    steps.append(Step(Digit("kv", 1, 2), step.dim, step.factor * index))
+            yield leaf, _view(buffer, site.content.itemsize, offset, steps, site.steps)
+
+
+def _fills(layout: Layout, buffer: Buffer) -> Iterator[Fill]:
+    for site in _sites(layout, buffer):
+        if isinstance(site.content, Pad) and site.content.fill is not None:
+            view = _view(buffer, 1, site.offset, site.steps, site.steps)
+            yield Fill(view, site.content.size, site.content.fill)
+
+
+def _view(buffer: Buffer, itemsize: int, offset: int, steps: list[Step] | tuple[Step, ...], all_steps) -> View:
+    """A view in tensor elements, from offsets and constant steps in bytes."""
+    unit = buffer.unit
+    # The largest power of two that divides every byte address of the leaf, on tensors whose strides are multiples of it.
+    pitches = [buffer.place.pitch] if isinstance(buffer.place.content, Record) else []
+    constants = [step.factor for step in all_steps if step.dim is None]
+    access = math.gcd(itemsize, offset, *constants, *pitches)
+    if unit > 1:
+        offset //= unit
+        steps = [s if s.dim is not None else Step(s.digit, None, s.factor // unit) for s in steps]
+    return View(buffer.name, itemsize, unit, access, offset, tuple(steps))
+
+
+def _sites(layout: Layout, buffer: Buffer) -> Iterator[_Site]:
+    """Every leaf and padding of a buffer. Constant steps and offsets are in bytes."""
+    place = buffer.place
+    steps: list[Step] = []
+    last = len(place.dims) - 1
+    for i, dim in enumerate(place.dims):
+        inner = isinstance(place.content, Holds) and i == last  # the last dimension of a tensor has stride 1
+        pitch = place.content.itemsize if inner else 1
+        steps += _dim_steps(layout, dim, None if inner else i, pitch)
+    yield from _descend(layout, place, 0, tuple(steps))
+
+
+def _descend(layout: Layout, place: Place, offset: int, steps: tuple[Step, ...]) -> Iterator[_Site]:
+    if isinstance(place.content, Holds):
+        yield _Site(place.content, offset, steps)
+        return
+    for field in place.content.fields:
+        yield from _field_sites(layout, field, offset, steps)
+
+
+def _field_sites(layout: Layout, field: Field, offset: int, steps: tuple[Step, ...]) -> Iterator[_Site]:
+    offset += field.offset
+    if isinstance(field.content, Pad):
+        yield _Site(field.content, offset, steps)
+        return
+    place = field.content
+    inner: list[Step] = []
+    pitch = place.pitch
+    for dim in reversed(place.dims):
+        inner = _dim_steps(layout, dim, None, pitch) + inner
+        pitch *= dim.size
+    yield from _descend(layout, place, offset, (*steps, *inner))
+
+
+def _dim_steps(layout: Layout, dim: Dim, tensor_dim: int | None, pitch: int) -> list[Step]:
+    """Steps of the digits that share a dimension, ``pitch`` being one step of the dimension itself."""
+    steps: list[Step] = []
+    factor: int | None = pitch
+    for digit in reversed(dim.digits):
+        if factor is None:  # a dynamic block_size below block: together they are the slot number
+            below = steps.pop(0)
+            assert digit == Digit("block", 1, None) and below.digit == Digit("slot", 1, None)
+            steps.insert(0, Step(Digit(SLOT_NUMBER, 1, None), tensor_dim, below.factor))
+            continue
+        if digit.size != 1:
+            steps.insert(0, Step(digit, tensor_dim, factor))
+        factor = None if digit.size is None else factor * digit.size
+    return steps
+
+
+def coalesce(layout: Layout, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Join digits that are neighbours both in storage and in radix, so that they print as one.
+
+    The lowest digit of ``block`` above the topmost of ``slot`` makes a digit of the slot number.
+    """
+    joined: list[Step] = []
+    for step in steps:
+        while joined and (merged := _join(layout, joined[-1], step)) is not None:
+            joined.pop()
+            step = merged
+        joined.append(step)
+    return tuple(joined)
+
+
+def _join(layout: Layout, slow: Step, fast: Step) -> Step | None:
+    high, low = slow.digit, fast.digit
+    if slow.dim != fast.dim or low.size is None or slow.factor != fast.factor * low.size:
+        return None
+    size = None if high.size is None else high.size * low.size
+    if high.axis == low.axis and high.div == low.div * low.size:
+        return Step(Digit(low.axis, low.div, size), fast.dim, fast.factor)
+    if (high.axis, high.div) == ("block", 1) and low.axis == "slot" and low.div * low.size == layout.block_size:
+        return Step(Digit(SLOT_NUMBER, low.div, size), fast.dim, fast.factor)
+    return None
+
+
+def verify(layout: Layout, plan: Plan) -> None:
+    """Assert what every later stage relies on: both sides of a copy span the same stream, digits tile their axes."""
+    for copy in plan.copies:
+        cache, dense = plan.cache_view(copy), plan.dense_view(copy)
+        leaf = layout.leaf(copy.stream)
+        known = {axis.name: axis.extent for axis in leaf.axes} | {"block": None, "slot": layout.block_size, "kv": 2}
+        known |= {SLOT_NUMBER: None, "layer": layout.layers.extent if layout.layers else None}
+        assert cache.axes <= known.keys(), (plan.name, copy.stream, cache.axes)
+        assert dense.axes - {"token"} <= {axis.name for axis in layout.stream(copy.stream).axes}
+        for name in ("head", "dim", "slot"):
+            digits = sorted((s.digit for s in cache.steps if s.digit.axis == name), key=lambda d: d.div)
+            reach = 1
+            for digit in digits:
+                assert digit.div == reach, (plan.name, copy.stream, digit)
+                reach = None if digit.size is None else reach * digit.size
+            if digits:
+                assert reach == known[name], (plan.name, copy.stream, name)
+        assert all(step.factor > 0 for step in cache.steps)
+    for fill in plan.fills:
+        assert "block" in fill.view.axes or SLOT_NUMBER in fill.view.axes
+    assert all(leaves_of(buffer.place) for buffer in layout.buffers)

@@ -1,0 +1,82 @@
+"""The plan: what one generated function does, as typed copies from one view to another.
+
+Append and gather are the same plan read in opposite directions: a dense activation on one side, the paged cache
+on the other. Nothing here knows how the work is divided among programs; that is the schedule's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvgen.axes import Digit
+
+Placement = Literal["slots", "positions", "requests"]
+"""How a token finds its slot: a slot number per token; request and position per token; ragged requests in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one digit adds to an address: ``digit * factor``, times the stride of tensor dimension ``dim`` if there is one.
+
+    ``factor`` counts tensor elements where ``dim`` is None.
+    """
+
+    digit: Digit
+    dim: int | None
+    factor: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Logical axes to the elements of a tensor.
+
+    ``steps`` are in storage order, slowest first, without digits of size one. ``offset`` and constant steps count tensor
+    elements of ``unit`` bytes; a value takes ``itemsize`` bytes and may be reached in pieces of ``access`` bytes.
+    """
+
+    tensor: str
+    itemsize: int
+    unit: int
+    access: int
+    offset: int
+    steps: tuple[Step, ...]
+
+    @property
+    def axes(self) -> frozenset[str]:
+        return frozenset(step.digit.axis for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The values of one stream, moved from ``source`` to ``destination``; one of the two is the cache."""
+
+    stream: str
+    source: View
+    destination: View
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """``size`` bytes at ``view`` that get ``value`` with every token written."""
+
+    view: View
+    size: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One generated function: its copies, and how its tokens are placed."""
+
+    name: str
+    kind: Literal["append", "gather"]
+    placement: Placement
+    copies: tuple[Copy, ...]
+    fills: tuple[Fill, ...] = ()
+
+    def cache_view(self, copy: Copy) -> View:
+        return copy.destination if self.kind == "append" else copy.source
+
+    def dense_view(self, copy: Copy) -> View:
+        return copy.source if self.kind == "append" else copy.destination

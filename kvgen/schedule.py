@@ -1,0 +1,111 @@
+"""The schedule: how a plan's tokens, heads and dims are divided among programs. It never changes a byte.
+
+Rules of legality:
+
+* every value of a token is in exactly one program's tile;
+* a tile's sides are powers of two (``tl.arange``); an extent that is none is masked;
+* a stream that all heads share forbids dividing heads among programs, since each would write it.
+
+What is fast was measured (H200, bf16): one program per token with all heads where ``dim`` is the fastest axis
+of the cache, and tiles of some tokens with the tokens along the lanes where ``slot`` is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvgen.layout import Layout
+from kvgen.lower import SLOT_NUMBER
+from kvgen.plan import Copy, Plan, View
+
+TARGET_VALUES = 1024  # values a program moves at the least, where tokens are many: 4 warps of 16-byte accesses
+MAX_VALUES = 8192  # values of one stream held by a program at the most
+SECTOR = 32  # bytes; shorter runs of a token leave part of each memory transaction unused
+VECTOR = 16  # bytes of the widest access
+DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
+SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The tile of one stream: its vector axes, slowest first, and their padded sides (None: known at launch)."""
+
+    order: tuple[str, ...]
+    sides: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """``tokens`` and ``heads`` (None: all) of one program, its warps, and a tile for each stream."""
+
+    tokens: int
+    heads: int | None
+    num_warps: int
+    tiles: tuple[Tile, ...]
+
+
+def schedule(layout: Layout, plan: Plan) -> Schedule:
+    """The schedule for a plan: the layout's own choice where it makes one, else by the rules above."""
+    wish = getattr(getattr(layout, "schedule", None), plan.kind, None)
+    lanes = [_lane(plan.cache_view(copy)) for copy in plan.copies]
+    slot_minor = "token" in lanes
+    widest = max(_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
+    heads = _heads(layout, plan, getattr(wish, "heads", None), slot_minor, widest)
+    row = widest * (heads or _side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
+    tokens = getattr(wish, "tokens", None)
+    if tokens is None:
+        tokens = max(1, min(SLOT_TILE, MAX_VALUES // widest) if slot_minor else min(8, TARGET_VALUES // row))
+    num_warps = getattr(wish, "num_warps", None)
+    if num_warps is None:
+        num_warps = max(1, min(8, _side(math.ceil(tokens * row / (1024 if slot_minor else 256)))))
+    tiles = tuple(_tile(layout, copy, lane, tokens, heads) for copy, lane in zip(plan.copies, lanes, strict=True))
+    return Schedule(tokens, heads, num_warps, tiles)
+
+
+def _tile(layout: Layout, copy: Copy, lane: str, tokens: int, heads: int | None) -> Tile:
+    """Tile axes in logical order, but for the one along the lanes, which goes last."""
+    sides: dict[str, int | None] = {"token": tokens}
+    for axis in layout.stream(copy.stream).axes:
+        sides[axis.name] = heads if axis.name == "head" and heads is not None else _side(axis.extent)
+    order = [name for name in sides if name != lane] + [lane]
+    kept = [name for name in order if sides[name] != 1]
+    return Tile(tuple(kept), tuple(sides[name] for name in kept))
+
+
+def _lane(view: View) -> str:
+    """The tile axis that neighbouring lanes walk: ``dim`` where its runs fill a sector, else what varies next."""
+    values = 1
+    for step in reversed(view.steps):
+        digit = step.digit
+        if digit.axis != "dim" or step.dim is not None or step.factor * view.unit != values * view.itemsize:
+            break
+        if digit.size is None:
+            return "dim"
+        values *= digit.size
+    run = values * view.itemsize
+    rest = [step.digit.axis for step in view.steps if step.digit.axis != "dim"]
+    after = "token" if rest[-1] in ("slot", SLOT_NUMBER) else rest[-1]
+    dims_left = any(s.digit.axis == "dim" and s.digit.div >= values for s in view.steps)
+    if run >= SECTOR or not dims_left:
+        return "dim"
+    return after if after == "token" or (after == "head" and run < VECTOR) else "dim"
+
+
+def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool, widest: int) -> int | None:
+    """Heads of one program, None for all of them."""
+    extent = _head_extent(layout, plan)
+    shared = any("head" not in {axis.name for axis in layout.stream(copy.stream).axes} for copy in plan.copies)
+    if shared or extent is None or wish == "all":
+        return None
+    heads = wish or (1 if slot_minor else max(1, min(_side(extent), MAX_VALUES // widest)))
+    return heads if heads < extent else None
+
+
+def _head_extent(layout: Layout, plan: Plan) -> int | None:
+    axes = (axis for copy in plan.copies for axis in layout.stream(copy.stream).axes)
+    return next((axis.extent for axis in axes if axis.name == "head"), 1)
+
+
+def _side(extent: int | None) -> int | None:
+    return None if extent is None else 1 << (extent - 1).bit_length()
