@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvgen.axes import Digit
 from kvgen.suggest import suggestion
@@ -28,6 +28,9 @@ class Term:
     operations: tuple[Operation, ...]
     start: int
     end: int
+
+    def __str__(self) -> str:
+        return "".join([self.axis, *(op.symbol + op.operand for op in self.operations)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +167,6 @@ def _operand(operation: Operation, params: Mapping[str, int]) -> int:
     return int(text)
 
 
-def _left(term: Term, operation: Operation) -> str:
-    """The spelling of a term up to an operation."""
-    text = term.axis
-    for earlier in term.operations:
-        if earlier is operation:
-            break
-        text += earlier.symbol + earlier.operand
-    return text
+def _left(term: Term, operation: Operation) -> Term:
+    """A term up to an operation."""
+    return replace(term, operations=term.operations[: term.operations.index(operation)])

@@ -53,7 +53,7 @@ class Places:
     """Resolves the buffers of one layout; ``problems`` collects what is wrong with them.
 
     ``stored`` says where each stream lies, ``layered`` which leaves repeat over ``layer``, ``slot_alone`` whether a
-    tensor dimension is ``slot`` alone, and ``vocabulary`` where block and slot were first called request and
+    tensor dimension is ``slot`` alone, ``misnamed`` whether a place holds an unknown stream, and ``vocabulary`` where block and slot were first called request and
     position (True) and where not (False).
     """
 
@@ -64,6 +64,7 @@ class Places:
     layered: dict[str, bool] = field(default_factory=dict)
     vocabulary: dict[bool, Span] = field(default_factory=dict)
     slot_alone: bool = False
+    misnamed: bool = False
 
     def buffer(self, name: str, spec: PlaceSpec) -> Buffer | None:
         """The tensor of that name, or None where something is wrong with it."""
@@ -94,6 +95,7 @@ class Places:
             hint = "`.scale` and `.zero` belong to streams with an encoding"
             self._report("KV206", f"stream `{stream}` has no `{name}`", self.source.at(location), hint)
         else:
+            self.misnamed = True
             hint = suggestion(name, [*self.known.leaves, *KEYS])
             self._report("KV206", f"unknown stream `{name}`", self.source.at(location), hint)
 
@@ -187,7 +189,7 @@ class Places:
         self._report(error.code, error.message, self.source.inside(where, error.start, error.end), error.hint)
 
     def _digits(self, term: Term, where: Location, holders: list[tuple[str, ...]]) -> tuple[Digit, ...] | None:
-        """The digits of a term, the same ones for every leaf below; None where they were not found, and why reported."""
+        """The digits of a term, the same for every leaf below; None where there are none, after reporting why."""
         if term.axis not in AXES:
             at = term.start, term.start + len(term.axis)
             self._report_order(
@@ -220,15 +222,12 @@ class Places:
         if len(found) > 1:
             sizes = " and ".join(f"{leaf.extent(axis)} for `{leaf.name}`" for leaf in found.values())
             hint = "give each stream an order of its own"
-            self._report("KV310", f"`{self.spelled(where, term)}` differs: `{axis}` is {sizes}", span, hint)
+            self._report("KV310", f"`{term}` differs: `{axis}` is {sizes}", span, hint)
             return None
         return next(iter(found))
 
-    def spelled(self, where: Location, term: Term) -> str:
-        return "".join([term.axis, *(op.symbol + op.operand for op in term.operations)])
-
     def _check_unknown_extents(self, uses: list[_Use], in_record: bool) -> None:
-        """Extents only the launch knows are read from tensor dimensions: alone, or block (and slot) slowest of several."""
+        """Extents only the launch knows are read from a tensor dimension, whole or as the slowest digit of it."""
         for index, use in enumerate(uses):
             axis, name = use.digit.axis, use.term.axis
             if use.digit.size is not None:
@@ -279,12 +278,12 @@ class Places:
             return (Dim((missing[0],)),)
         if spec.order is None:
             span = self.source.at((*location, "holds"))
-            self._report("KV309", f"{names} has {_listed(terms)} left: write the order", span)
+            self._report("KV309", f"the order of {names} must be written: {_listed(terms)} are left for it", span)
         elif [digit.axis for digit in missing] == ["kv"]:
             message = f"{names} are a pair, and `kv` is in no order above them"
             self._report("KV307", message, self.source.at((*location, "order")), "`kv` says where one ends")
         else:
-            message = f"{names} varies over {_listed(terms)}, which nothing above covers"
+            message = f"{_listed(terms)} of {names} is covered by no order between the buffer and there"
             self._report("KV304", message, self.source.at((*location, "order")))
         raise _Unresolved
 
@@ -314,11 +313,10 @@ class Places:
         second = [use for use in used if use.digit == clash[1]][-1]
         if used.index(second) < used.index(first):
             first, second = second, first
-        a, b = (self.spelled((), use.term) for use in (first, second))
         if first.digit == second.digit:
-            message = f"`{b}` of `{leaf}` is covered twice"
+            message = f"`{second.term}` of `{leaf}` is covered twice"
         else:
-            message = f"`{a}` and `{b}` of `{leaf}` overlap"
+            message = f"`{first.term}` and `{second.term}` of `{leaf}` overlap"
         where = f"the other is on line {first.span.line}, column {first.span.column}"
         self._report("KV305", message, second.span, where)
 

@@ -122,15 +122,21 @@ class _Resolver:
             if dim is None:
                 self.wrong |= {("streams", name)}
                 if not self.wrong & {("axes", "dim"), ("axes",)}:
-                    where = ("streams", name) if "streams" in self.source else ("name",)
+                    where = ("streams", name) if "streams" in self.source else ("axes",)
                     self.report("KV208", f"stream `{name}` has no `dim`", where, "write `axes: {dim: ...}`", key=True)
                 continue
             axes.append(Axis("dim", _extent(dim)))
-            sizes = {ITEMSIZE[dtype] for dtype in stream.dtype}
-            if len(sizes) > 1 or len(set(stream.dtype)) < len(stream.dtype):
-                what = "of one item size" if len(sizes) > 1 else "different from each other"
-                self.report("KV207", f"the dtypes of a stream must be {what}", ("streams", name, "dtype"))
-            yield Stream(name, tuple(axes), stream.dtype, min(sizes))
+            if stream is self.spec.streams[name]:
+                self.check_dtypes(name, stream)
+            yield Stream(name, tuple(axes), stream.dtype, ITEMSIZE[stream.dtype[0]])
+
+    def check_dtypes(self, name: str, stream: StreamSpec) -> None:
+        sizes = [f"{dtype} takes {ITEMSIZE[dtype]}" for dtype in stream.dtype]
+        if len({ITEMSIZE[dtype] for dtype in stream.dtype}) > 1:
+            message = f"the dtypes of `{name}` differ in size: {', '.join(sizes)} bytes"
+            self.report("KV207", message, ("streams", name, "dtype"))
+        elif len(set(stream.dtype)) < len(stream.dtype):
+            self.report("KV207", f"a dtype of `{name}` is given twice", ("streams", name, "dtype"))
 
     def stream_spec(self, name: str) -> StreamSpec | None:
         """What a stream says, or what the one says that it is like."""
@@ -177,7 +183,7 @@ class _Resolver:
             if len(found) > 1:
                 hint = f"the first place is on line {self.source.at(found[0]).line}"
                 self.report("KV402", f"`{name}` is stored twice", found[1], hint)
-            if not found and not self.broken("buffers") and self.spec.buffers:
+            if not found and self.spec.buffers and not places.misnamed and not self.broken("buffers"):
                 where = ("streams", name) if ("streams" in self.source) else ("buffers",)
                 self.report("KV401", f"stream `{name}` is stored nowhere", where, "name it in a buffer", key=True)
         if len(places.vocabulary) == 2:

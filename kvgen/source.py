@@ -181,6 +181,8 @@ def _decode(text: str | bytes, path: str) -> str:
 
 def _syntax(source: Source, error: yaml.MarkedYAMLError) -> Diagnostic:
     mark = error.problem_mark or error.context_mark
+    if error.context_mark and mark.index >= len(source.text.rstrip()):
+        mark = error.context_mark  # what is not closed, rather than the end of the file
     start = min(mark.index, len(source.text)) if mark else 0
     span = source.span(start, start + 1)
     if source.text[start : start + 1] == "\t":

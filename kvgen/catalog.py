@@ -1,0 +1,343 @@
+"""The catalogue of diagnostics: what each code means, how it comes about, and what to do.
+
+KV1xx: the file and its YAML. KV2xx: keys, values and names. KV3xx: orders and what they cover. KV4xx: buffers and
+records. Other parts of kvgen add entries of theirs to ``CATALOG``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """``example`` holds the lines of a layout that show the mistake, the rest of it being sound; it may be empty."""
+
+    title: str
+    cause: str
+    example: str
+    cure: str
+
+
+CATALOG: dict[str, Entry] = {
+    "KV101": Entry(
+        title="A file cannot be read",
+        cause="The file does not exist, is a folder, or may not be read.",
+        example="",
+        cure="Check the path and its permissions.",
+    ),
+    "KV102": Entry(
+        title="A file is too large to be a layout",
+        cause="Layouts are a page of text; more than 256 KiB are not read.",
+        example="",
+        cure="Check that the path is that of a layout.",
+    ),
+    "KV103": Entry(
+        title="A file is no text",
+        cause=(
+            "The file holds bytes that are not UTF-8, or control characters: a binary file, or text in "
+            "another encoding."
+        ),
+        example="",
+        cure="Save the file as UTF-8.",
+    ),
+    "KV104": Entry(
+        title="A file is empty",
+        cause="There is nothing in the file but comments.",
+        example="",
+        cure="Begin with `name:`, or let `kvgen new` write a layout.",
+    ),
+    "KV105": Entry(
+        title="A tab where YAML takes spaces",
+        cause="YAML does not take tabs in indentation, nor between a key and its value where text is not quoted.",
+        example=("axes:\n\t{head: 8, dim: 128}"),
+        cure="Replace tabs by spaces.",
+    ),
+    "KV106": Entry(
+        title="The text is no YAML",
+        cause="A bracket or quote is not closed, a colon stands where none can, or lines are indented unevenly.",
+        example="axes: {head: 8, dim: 128",
+        cure="The message says what was expected; often the mistake is in the line before.",
+    ),
+    "KV107": Entry(
+        title="A key is given twice",
+        cause="One mapping has the same key twice. YAML readers take the last in silence.",
+        example="axes: {head: 8, dim: 128, head: 4}",
+        cure="Keep one of the two.",
+    ),
+    "KV108": Entry(
+        title="An anchor, alias, merge key or tag",
+        cause="`&name`, `*name`, `<<` and `!tag` are refused: a layout needs none.",
+        example="axes: &sizes {head: 8, dim: 128}",
+        cure="Write the value out. A stream that equals another is written `value: key`.",
+    ),
+    "KV109": Entry(
+        title="Several documents in one file",
+        cause="`---` begins a second document.",
+        example=("name: first\n---\nname: second"),
+        cure="One file is one layout.",
+    ),
+    "KV110": Entry(
+        title="Nested too deeply",
+        cause="More than 32 levels of YAML inside each other.",
+        example="axes: [[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]]",
+        cure="No layout needs this: check for brackets typed by accident.",
+    ),
+    "KV111": Entry(
+        title="An ambiguous or huge number",
+        cause=(
+            "A number with a leading zero is octal in YAML 1.1 and decimal in YAML 1.2; a number of more than "
+            "18 digits is no size."
+        ),
+        example="block_size: 010",
+        cure="Write the number without the zero, or in quotes if it is text.",
+    ),
+    "KV201": Entry(
+        title="An unknown key",
+        cause="The language has no such key here.",
+        example="blocksize: 16",
+        cure="The help line names the nearest known key, or all of them.",
+    ),
+    "KV202": Entry(
+        title="A key is missing",
+        cause="Every layout has `name`, `block_size` and `buffers`; every place has either `holds` or `fields`.",
+        example=("buffers:\n  kv_cache: {order: block slot head dim}"),
+        cure="Add the key.",
+    ),
+    "KV203": Entry(
+        title="A value of the wrong kind",
+        cause="A number where text belongs, a list where a mapping belongs, a size below one, and the like.",
+        example="block_size: 16.5",
+        cure="Write what the message expects.",
+    ),
+    "KV204": Entry(
+        title="Not supported yet",
+        cause=(
+            "The key belongs to the language, but this version of kvgen does nothing with it: encodings, "
+            "fused appends and transfers among them."
+        ),
+        example=("streams:\n  key: {quant: {mode: int8}}\n  value: key"),
+        cure="Leave the key out, or use a version that supports it.",
+    ),
+    "KV205": Entry(
+        title="A name that cannot be used",
+        cause=(
+            "Names of layouts, streams, buffers, params and tables become names in generated Python: "
+            "identifiers of ASCII letters, digits and `_`; no keywords, no names of axes, of generated "
+            "functions or of their other arguments, and each once."
+        ),
+        example=(
+            "buffers:\n"
+            "  slot_mapping: {holds: key, order: block slot head dim}\n"
+            "  value_cache: {holds: value, order: block slot head dim}"
+        ),
+        cure="Choose another name.",
+    ),
+    "KV206": Entry(
+        title="An unknown stream",
+        cause=(
+            "`holds`, a field, or `value: key` names a stream that `streams` does not define. Without "
+            "`streams` there are `key` and `value`."
+        ),
+        example=(
+            "buffers:\n"
+            "  key_cache: {holds: keys, order: block slot head dim}\n"
+            "  value_cache: {holds: value, order: block slot head dim}"
+        ),
+        cure="Correct the name, or add the stream to `streams`.",
+    ),
+    "KV207": Entry(
+        title="A dtype that cannot be used",
+        cause=(
+            "The dtype is unknown, given twice, or of another size than the others of its stream: how many "
+            "bytes a value takes is part of the layout."
+        ),
+        example=("streams:\n  key: {dtype: [bfloat16, float32]}\n  value: key"),
+        cure="Name dtypes of one size; write a second layout for another size.",
+    ),
+    "KV208": Entry(
+        title="A stream without dim",
+        cause="No extent of `dim` is given for a stream, neither in `axes` nor in the stream.",
+        example="axes: {head: 8}",
+        cure="Write `axes: {dim: 128}`, or `dim: 128` in the stream.",
+    ),
+    "KV209": Entry(
+        title="A shard that does not fit the block size",
+        cause="Tokens are dealt to ranks `interleave` at a time, and a block must hold whole deals.",
+        example="slots: {shard: {world: 4, interleave: 3}}",
+        cure="Choose an interleave that divides block_size; where block_size is dynamic, 1.",
+    ),
+    "KV301": Entry(
+        title="A spelling mistake in an order",
+        cause=(
+            "An order is a list of terms such as `block`, `dim//8`, `slot%4`, `(block slot)` and `1`, with "
+            "spaces between them."
+        ),
+        example=("buffers:\n  kv_cache: {holds: [key, value], order: 'block, kv, slot, head, dim'}"),
+        cure="Correct the term; the caret shows it.",
+    ),
+    "KV302": Entry(
+        title="An unknown axis",
+        cause=(
+            "The axes are block, slot, token, head, dim, kv and layer; in a contiguous cache request and "
+            "position stand for block and slot."
+        ),
+        example=("buffers:\n  kv_cache: {holds: [key, value], order: block kv slot hed dim}"),
+        cure="Correct the name.",
+    ),
+    "KV303": Entry(
+        title="A split that does not divide",
+        cause="`axis//n` and `axis%n` cut an axis into equal parts, so n must divide what is left of it.",
+        example=("buffers:\n  kv_cache: {holds: [key, value], order: block kv head dim//48 slot dim%48}"),
+        cure="Choose a number that divides the extent.",
+    ),
+    "KV304": Entry(
+        title="A part of an axis is not covered",
+        cause=(
+            "Each value of a stream needs a place of its own: every axis of it, whole or in all its parts, "
+            "must occur between the buffer and the stream."
+        ),
+        example=("buffers:\n  kv_cache: {holds: [key, value], order: block kv slot dim}"),
+        cure="Add the missing term to an order.",
+    ),
+    "KV305": Entry(
+        title="A part of an axis is covered twice",
+        cause="Two terms above a stream cover the same part of an axis, or cut it in ways that do not fit together.",
+        example=("buffers:\n  kv_cache: {holds: [key, value], order: block kv slot head dim//8 dim%16}"),
+        cure="Remove one of the terms, or make the parts meet: `dim//8` goes with `dim%8`.",
+    ),
+    "KV306": Entry(
+        title="An axis that a stream does not have",
+        cause=(
+            "A term above a stream names an axis over which it does not vary: a `head` above a stream with "
+            "`head: none`."
+        ),
+        example=(
+            "streams:\n"
+            "  key: {head: none}\n"
+            "  value: key\n"
+            "buffers:\n"
+            "  kv_cache: {holds: [key, value], order: block kv slot head dim}"
+        ),
+        cure="Move the term below, to the streams that have the axis.",
+    ),
+    "KV307": Entry(
+        title="A pair that is none",
+        cause=(
+            "`holds: [a, b]` needs `kv` in an order above it, and two streams of equal axes, extents and "
+            "dtypes; `kv` needs such a pair."
+        ),
+        example=("buffers:\n  kv_cache: {holds: [key, value], order: block slot head dim}"),
+        cure="Add `kv` where the two are to alternate, or lay streams that differ out with `fields`.",
+    ),
+    "KV308": Entry(
+        title="An extent known only at launch, where it cannot be",
+        cause=(
+            "How many blocks there are, and every `dynamic` extent, is read from a tensor dimension. Such an "
+            "axis is not split; in parentheses `block` comes first, and a dynamic axis stands alone, but for "
+            "`(block slot)` where another buffer has `slot` alone."
+        ),
+        example=(
+            "axes: {head: dynamic, dim: 128}\n"
+            "buffers:\n"
+            "  kv_cache: {holds: [key, value], order: block kv slot (head dim)}"
+        ),
+        cure="Give the axis a dimension of its own, or an extent.",
+    ),
+    "KV309": Entry(
+        title="An order that must be written",
+        cause=(
+            "A bare stream takes the one axis, or part of one, that nothing above it uses. Here more than one "
+            "is left, so that their order is unknown."
+        ),
+        example=("buffers:\n  kv_cache: {order: block, fields: [key, value]}"),
+        cure="Write the order: `{key: slot head dim}`.",
+    ),
+    "KV310": Entry(
+        title="A term that differs between streams",
+        cause=(
+            "One order stands above several streams, and a term of it has not the same size or place in all of them."
+        ),
+        example=(
+            "streams:\n"
+            "  key: {dim: 128}\n"
+            "  value: {dim: 64}\n"
+            "buffers:\n"
+            "  kv_cache: {order: block slot head dim//8, fields: [{key: dim%8}, {value: dim%8}]}"
+        ),
+        cure="Move the term into an order of each stream.",
+    ),
+    "KV311": Entry(
+        title="An unknown param",
+        cause="A term is split by a name that `params` does not define.",
+        example=("buffers:\n  kv_cache: {holds: [key, value], order: block kv head dim//x slot dim%x}"),
+        cure="Write the number, or define it: `params: {x: 8}`.",
+    ),
+    "KV312": Entry(
+        title="Two vocabularies in one layout",
+        cause="A layout says either block and slot, or request and position.",
+        example=("buffers:\n  kv_cache: {holds: [key, value], order: request kv slot head dim}"),
+        cure="Use one of the two throughout; `token` goes with both.",
+    ),
+    "KV313": Entry(
+        title="Layers in some buffers only",
+        cause="Generated functions take either the allocation of all layers or that of one, for all streams alike.",
+        example=(
+            "buffers:\n"
+            "  key_cache: {holds: key, order: layer block slot head dim}\n"
+            "  value_cache: {holds: value, order: block slot head dim}"
+        ),
+        cure="Give every stream the `layer` axis, or none.",
+    ),
+    "KV401": Entry(
+        title="A stream stored nowhere",
+        cause="No buffer holds the stream.",
+        example=("buffers:\n  key_cache: {holds: key, order: block slot head dim}"),
+        cure="Name it in a buffer, or remove it from `streams`.",
+    ),
+    "KV402": Entry(
+        title="A stream stored twice",
+        cause="Two places hold the same stream.",
+        example=(
+            "buffers:\n"
+            "  key_cache: {holds: key, order: block slot head dim}\n"
+            "  value_cache: {holds: key, order: block slot head dim}"
+        ),
+        cure="Keep one of the two.",
+    ),
+    "KV403": Entry(
+        title="A buffer nobody fills",
+        cause="A buffer, or a record in one, holds no stream.",
+        example=(
+            "buffers:\n"
+            "  kv_cache: {holds: [key, value], order: block kv slot head dim}\n"
+            "  spare: {order: block, fields: [{pad: 64}]}"
+        ),
+        cure="Name a stream in it, or remove it.",
+    ),
+    "KV404": Entry(
+        title="A fill that several tokens would write",
+        cause=(
+            "Padding with `fill` is written together with its token, so the record around it must belong to one token."
+        ),
+        example=(
+            "buffers:\n"
+            "  kv_cache: {order: block, fields: [{key: slot head dim}, {value: slot head dim}, {pad: 64, fill: 0}]}"
+        ),
+        cure="Leave `fill` out, or move the padding into a record that repeats over `slot`.",
+    ),
+    "KV405": Entry(
+        title="An extent known only at launch inside a record",
+        cause="Offsets and strides inside a record are constants, so every extent there must be one.",
+        example=("buffers:\n  kv_cache: {order: head, fields: [{key: block slot dim}, {value: block slot dim}]}"),
+        cure="Move the axis to the order of the buffer, or give it an extent.",
+    ),
+    "KV406": Entry(
+        title="A record too large",
+        cause="Offsets inside a record are 32-bit numbers.",
+        example=(
+            "buffers:\n  kv_cache: {order: block slot, fields: [{key: head dim}, {value: head dim}, {pad: 2147483647}]}"
+        ),
+        cure="Divide the record between several buffers.",
+    ),
+}
