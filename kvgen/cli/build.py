@@ -1,0 +1,93 @@
+"""``kvgen build``: layouts to modules."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, reporting
+from kvgen.diagnostics import Diagnostic, Span
+from kvgen.emit.write import MANIFEST, Change, Module, State, Survey, apply, digest, survey
+
+
+def build(
+    paths: PathsArgument = None,
+    out: Annotated[Path, typer.Option(help="The folder that modules are written to.")] = Path("generated"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 if a file is not as it should be.")
+    ] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove modules whose layout is gone.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited by hand.")] = False,
+    output_format: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Write the module of every layout (by default of those in layouts/), or say what would change.
+
+    Everything is checked and rendered before the first file is written; files that are as they belong stay untouched.
+    When folders are built, modules in the output folder whose layout is gone are orphans; when single files are built,
+    the other modules stay as they are.
+    """
+    with reporting(output_format) as found:
+        result = survey(out, _render(paths), whole=_is_whole(paths), clean=clean)
+        if diff:
+            typer.echo("".join(_diff(out, change) for change in result.changes), nl=False)
+        if check or diff:
+            found += [_finding(out, change) for change in result.changes if change.state is not State.FRESH]
+            return
+        written, removed = apply(result, force=force, clean=clean)
+        if output_format is OutputFormat.TEXT:
+            _summarise(result, written, removed)
+
+
+def _is_whole(paths: list[str] | None) -> bool:
+    """Whether the layouts named are all there are: folders, not single files."""
+    return all(Path(path).is_dir() for path in paths or ())
+
+
+def _render(paths: list[str] | None) -> list[Module]:
+    from kvgen.emit.render import render_all
+
+    loaded = load_all(find_layouts(paths))
+    texts = render_all([layout for _, layout in loaded])
+    digests = {f"{layout.name}.py": digest(path.read_bytes()) for path, layout in loaded}
+    return [Module(file, text, digests[file]) for file, text in texts.items()]
+
+
+_MEANING = {
+    State.MISSING: ("KV706", "is missing", "`kvgen build` writes it"),
+    State.STALE: ("KV705", "is out of date", "`kvgen build` writes it anew"),
+    State.EDITED: (
+        "KV703",
+        "is not as kvgen wrote it",
+        "move your changes to the layout; `kvgen build --force` overwrites",
+    ),
+    State.ORPHANED: ("KV707", "has no layout any more", "`kvgen build --clean` removes it"),
+}
+
+
+def _finding(out: Path, change: Change) -> Diagnostic:
+    code, what, hint = _MEANING[change.state]
+    path = (out / change.file).as_posix()
+    return Diagnostic(code, f"{path} {what}", Span(path, 1, 1, 1, ""), hint)
+
+
+def _diff(out: Path, change: Change) -> str:
+    path = (out / change.file).as_posix()
+    before = "/dev/null" if change.old is None else f"a/{path}"
+    after = "/dev/null" if change.new is None else f"b/{path}"
+    old, new = (change.old or "").splitlines(keepends=True), (change.new or "").splitlines(keepends=True)
+    return "".join(difflib.unified_diff(old, new, before, after))
+
+
+def _summarise(result: Survey, written: list[str], removed: list[str]) -> None:
+    for verb, files in (("wrote", written), ("removed", removed)):
+        for file in files:
+            typer.echo(f"{verb} {(result.folder / file).as_posix()}")
+    left = [change.file for change in result.of(State.ORPHANED) if change.file not in removed]
+    for file in left:
+        typer.echo(f"{(result.folder / file).as_posix()} has no layout any more; --clean removes it", err=True)
+    fresh = sum(change.file != MANIFEST for change in result.of(State.FRESH))
+    typer.echo(f"{len(written)} written, {fresh} unchanged" + (f", {len(removed)} removed" if removed else ""))

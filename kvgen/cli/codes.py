@@ -1,0 +1,122 @@
+"""The codes of what goes wrong around the layouts: files, folders, compilers, devices.
+
+KV70x to KV71x: files and calls. KV72x: compiled kernels. KV73x: the harness.
+"""
+
+from __future__ import annotations
+
+from kvgen.catalog import CATALOG, Entry
+
+ENVIRONMENT = frozenset({"KV101", "KV701", "KV702", "KV704", "KV709", "KV710", "KV712", "KV713"})
+"""Codes that say the call or the machine is at fault, and nothing was found wrong: exit status 2."""
+
+COMMANDS: dict[str, Entry] = {
+    "KV701": Entry(
+        title="There is no such layout",
+        cause="A path does not exist, a folder holds no layout, or a name is not that of a layout here or shipped.",
+        example="",
+        cure="Check the spelling; `kvgen list` names the layouts, `kvgen new NAME` starts one.",
+    ),
+    "KV702": Entry(
+        title="A file or folder cannot be written",
+        cause="The folder may not be written, the disk is full, or a part of the path is a file.",
+        example="",
+        cure="Choose another folder with `--out`, or mend its permissions. Nothing was changed.",
+    ),
+    "KV703": Entry(
+        title="A generated file was edited by hand",
+        cause=(
+            "The text of a generated module is not the one whose digest is in kvgen.manifest.json, so that building "
+            "it anew would lose somebody's work."
+        ),
+        example="",
+        cure="Move the change to the layout, or copy the file elsewhere; then build with `--force`.",
+    ),
+    "KV704": Entry(
+        title="The manifest cannot be read",
+        cause="kvgen.manifest.json beside the generated modules is damaged, by a merge perhaps.",
+        example="",
+        cure="Restore it, or delete it and build with `--force`: it is written anew.",
+    ),
+    "KV705": Entry(
+        title="A generated file is out of date",
+        cause="The layout, or kvgen itself, has changed since the file was written.",
+        example="",
+        cure="Run `kvgen build`.",
+    ),
+    "KV706": Entry(
+        title="A generated file is missing",
+        cause="A layout has never been built, or its module was deleted.",
+        example="",
+        cure="Run `kvgen build`.",
+    ),
+    "KV707": Entry(
+        title="A generated file has no layout any more",
+        cause="kvgen wrote the file for a layout that has since been deleted or renamed.",
+        example="",
+        cure="Run `kvgen build --clean`, or delete the file.",
+    ),
+    "KV708": Entry(
+        title="Two layouts have one name",
+        cause="Their modules would be one file. Names that differ in case alone are the same on some file systems.",
+        example="",
+        cure="Rename one of them.",
+    ),
+    "KV709": Entry(
+        title="A file exists already",
+        cause="`kvgen new` never overwrites a file.",
+        example="",
+        cure="Choose another name, or delete the file.",
+    ),
+    "KV710": Entry(
+        title="A name that nobody knows",
+        cause="No code, or no case of the harness, has that name.",
+        example="",
+        cure="`kvgen explain` lists the codes; `kvgen test LAYOUT --output-format json` names cases that fail.",
+    ),
+    "KV711": Entry(
+        title="The JSON Schema is out of date",
+        cause="The language has changed since the file was written.",
+        example="",
+        cure="Run `kvgen schema --out schema/layout.schema.json`.",
+    ),
+    "KV712": Entry(
+        title="torch or triton is missing",
+        cause="Layouts are built without either, but generated modules need both to run and to be compiled.",
+        example="",
+        cure="Install them: `pip install 'kvgen[run]'`.",
+    ),
+    "KV713": Entry(
+        title="There is no such device",
+        cause="`--device cuda` was asked for, and torch finds no GPU.",
+        example="",
+        cure="Leave `--device` out, or say `--device cpu`.",
+    ),
+    "KV721": Entry(
+        title="A kernel does not compile",
+        cause="A target's compiler refused a generated kernel. That is a mistake of kvgen's.",
+        example="",
+        cure="Report it, with the layout and the message.",
+    ),
+    "KV722": Entry(
+        title="A kernel spills registers",
+        cause="A program holds more values than its threads have registers, and keeps some in memory, which is slow.",
+        example="",
+        cure="Give the layout a smaller tile, or more warps, under `schedule:`.",
+    ),
+    "KV723": Entry(
+        title="A kernel is not as the table of compiled kernels says",
+        cause="Widths of accesses, spills, registers or shared memory have changed, or a kernel is not in the table.",
+        example="",
+        cure="If the change is meant, record it: `kvgen compile --update`. Widths should not shrink.",
+    ),
+    "KV731": Entry(
+        title="A generated function does not do what the layout says",
+        cause="A byte, a result or a refusal differs from that of the reference. The message says which came first.",
+        example="",
+        cure="The line after `again:` repeats the case alone. Modules are generated afresh, so the mistake is kvgen's.",
+    ),
+}
+
+ENTRIES = CATALOG | COMMANDS
+"""Every code there is."""

@@ -1,0 +1,154 @@
+"""What the commands share: finding layouts, loading them, and telling the user what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvgen import diagnostics, resources
+from kvgen.cli.codes import ENVIRONMENT
+from kvgen.diagnostics import Diagnostic, KvgenError, Span
+from kvgen.layout import Layout
+
+SUFFIXES = (".yaml", ".yml")
+DEFAULT_FOLDER = "layouts"
+
+
+class OutputFormat(StrEnum):
+    """How findings are printed: for people, for programs, or as annotations on GitHub."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+
+
+PathsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[PATHS]...", help="Layout files, folders of them, or names of shipped layouts."),
+]
+FormatOption = Annotated[OutputFormat, typer.Option("--output-format", help="How to print what is found.")]
+
+
+def report(found: Sequence[Diagnostic], output_format: OutputFormat = OutputFormat.TEXT) -> int:
+    """Print findings, and return the exit status they deserve.
+
+    Text goes to the error stream. JSON and annotations are for programs and go to the output, JSON also when empty.
+    """
+    if output_format is OutputFormat.JSON:
+        typer.echo(diagnostics.render_json(found))
+    elif found and output_format is OutputFormat.GITHUB:
+        typer.echo(diagnostics.render_github(found))
+    elif found:
+        typer.echo(diagnostics.render_text(found), err=True)
+    if not found:
+        return 0
+    return 2 if all(diagnostic.code in ENVIRONMENT for diagnostic in found) else 1
+
+
+@contextmanager
+def reporting(output_format: OutputFormat) -> Iterator[list[Diagnostic]]:
+    """Collect findings into the list, print them at the end, and exit with their status if there are any."""
+    found: list[Diagnostic] = []
+    try:
+        yield found
+    except KvgenError as error:
+        found += error.diagnostics
+    if status := report(found, output_format):
+        raise typer.Exit(status)
+
+
+def find_layouts(arguments: Sequence[str] | None) -> list[Path]:
+    """The layout files that ``arguments`` name, each once, in a fixed order; by default those of ``layouts/``."""
+    if not arguments and not Path(DEFAULT_FOLDER).is_dir():
+        message = f"there is no folder {DEFAULT_FOLDER}/ here"
+        raise KvgenError(Diagnostic("KV701", message, hint="name files or folders; `kvgen new NAME` starts a layout"))
+    found: dict[Path, Path] = {}
+    problems = []
+    for argument in arguments or [DEFAULT_FOLDER]:
+        try:
+            for path in _expand(argument):
+                found.setdefault(path.resolve(), path)
+        except KvgenError as error:
+            problems += error.diagnostics
+    if problems:
+        raise KvgenError(*problems)
+    return list(found.values())
+
+
+def _expand(argument: str) -> list[Path]:
+    path = Path(argument)
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file() and p.name[0] != ".")
+        if not files:
+            raise KvgenError(Diagnostic("KV701", f"there are no layouts in {path.as_posix()}/"))
+        return files
+    return [layout_path(argument)]
+
+
+def layout_path(argument: str) -> Path:
+    """A layout's file, by path or by the name of a shipped layout."""
+    path = Path(argument)
+    if path.exists():
+        return path
+    shipped = shipped_layouts()
+    if argument in shipped:
+        return shipped[argument]
+    if path.suffix in SUFFIXES or len(path.parts) != 1:
+        raise KvgenError(Diagnostic("KV701", f"{path.as_posix()} does not exist"))
+    import difflib
+
+    close = difflib.get_close_matches(argument, shipped, n=1)
+    hint = f"did you mean {close[0]}?" if close else "`kvgen list` names the layouts"
+    raise KvgenError(Diagnostic("KV701", f"{argument} is neither a file nor the name of a layout", hint=hint))
+
+
+def shipped_layouts() -> dict[str, Path]:
+    """Name → file of the layouts here (``layouts/``) and of those that came with kvgen, in that order of precedence."""
+    found: dict[str, Path] = {}
+    for folder in (Path(DEFAULT_FOLDER), resources.folder("layouts")):
+        for path in sorted(folder.glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def load_all(paths: Iterable[Path]) -> list[tuple[Path, Layout]]:
+    """Load every layout; all mistakes in all files are raised together, two layouts of one name among them."""
+    from kvgen.resolve import load
+
+    loaded: list[tuple[Path, Layout]] = []
+    problems: list[Diagnostic] = []
+    names: dict[str, Path] = {}
+    for path in paths:
+        try:
+            layout = load(path)
+        except KvgenError as error:
+            problems += error.diagnostics
+            continue
+        # Compared without case: on some file systems Paged.py and paged.py are one file.
+        first = names.setdefault(layout.name.casefold(), path)
+        if first is not path:
+            message = f"the name {layout.name} is taken by {first.as_posix()}"
+            problems.append(Diagnostic("KV708", message, _name_span(path), "every layout needs a name of its own"))
+        loaded.append((path, layout))
+    if problems:
+        raise KvgenError(*problems)
+    return loaded
+
+
+def _name_span(path: Path) -> Span:
+    """Where a file says its name."""
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
+        if line.startswith("name:"):
+            return Span(path.as_posix(), number, 1, len(line) + 1, line)
+    return Span(path.as_posix(), 1, 1, 1, "")
+
+
+def console_width() -> int | None:
+    """The width of tables: the terminal's, and wide enough for everything where the output goes elsewhere."""
+    return None if sys.stdout.isatty() else 200

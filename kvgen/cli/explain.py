@@ -1,0 +1,27 @@
+"""``kvgen explain``: what an error code means."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvgen.cli.codes import ENTRIES
+from kvgen.diagnostics import Diagnostic, KvgenError
+
+
+def explain(
+    code: Annotated[str | None, typer.Argument(help="A code such as KV107; without one, all are listed.")] = None,
+) -> None:
+    """Say what an error code means, how it comes about and what to do."""
+    if code is None:
+        for name, entry in sorted(ENTRIES.items()):
+            typer.echo(f"{name}  {entry.title}")
+        return
+    entry = ENTRIES.get(code.upper())
+    if entry is None:
+        raise KvgenError(Diagnostic("KV710", f"no code is called {code}", hint="`kvgen explain` lists them"))
+    typer.echo(f"{code.upper()}: {entry.title}\n\n{entry.cause}")
+    if entry.example:
+        typer.echo("\n" + "\n".join(f"    {line}" for line in entry.example.splitlines()))
+    typer.echo(f"\n{entry.cure}")

@@ -1,0 +1,47 @@
+"""``kvgen schema``: the JSON Schema of layout files, for editors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvgen import resources
+from kvgen.diagnostics import Diagnostic, KvgenError
+
+
+def schema(
+    out: Annotated[Path | None, typer.Option(help="Write the schema to this file instead of printing it.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 if the file is not up to date.")
+    ] = False,
+) -> None:
+    """Print the JSON Schema of layout files, write it, or check that the written one is up to date."""
+    from kvgen import spec
+
+    text = json.dumps(spec.schema(), indent=2) + "\n"
+    if check:
+        _check(out or resources.folder("schema") / "layout.schema.json", text)
+    elif out is None:
+        typer.echo(text, nl=False)
+    else:
+        _write(out, text)
+
+
+def _check(path: Path, text: str) -> None:
+    try:
+        current = path.read_text(encoding="utf-8")
+    except OSError:
+        current = None
+    if current != text:
+        what = "is missing" if current is None else "is out of date"
+        hint = f"`kvgen schema --out {path.as_posix()}` writes it"
+        raise KvgenError(Diagnostic("KV711", f"{path.as_posix()} {what}", hint=hint))
+
+
+def _write(path: Path, text: str) -> None:
+    from kvgen.emit.write import write_files
+
+    write_files(path.parent, {path.name: text})

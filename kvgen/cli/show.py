@@ -1,0 +1,42 @@
+"""``kvgen show``: where every byte of a layout lies."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from kvgen.cli.common import layout_path, load_all
+
+
+class ShowFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+def show(
+    layout: Annotated[str, typer.Argument(help="A layout's file, or the name of a shipped layout.")],
+    layers: Annotated[int | None, typer.Option(min=1, help="Layers of the pool whose size is shown.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the pool whose size is shown.")] = None,
+    output_format: Annotated[ShowFormat, typer.Option("--output-format", help="For people or for programs.")] = (
+        ShowFormat.TEXT
+    ),
+) -> None:
+    """Show a layout: shapes, strides, addresses, sizes, a picture of one page, and its canonical YAML."""
+    from kvgen import show as shown
+    from kvgen.canonical import canonical
+
+    ((_, loaded),) = load_all([layout_path(layout)])
+    _check_layers(loaded, layers)
+    if output_format is ShowFormat.JSON:
+        typer.echo(json.dumps(shown.describe(loaded, layers, tokens) | {"canonical": canonical(loaded)}, indent=2))
+    else:
+        typer.echo(f"{shown.text(loaded, layers, tokens)}\n{canonical(loaded).rstrip()}")
+
+
+def _check_layers(layout, layers: int | None) -> None:
+    own = layout.layers and layout.layers.extent
+    if own and layers not in (None, own):
+        raise typer.BadParameter(f"{layout.name} has {own} layers", param_hint="--layers")

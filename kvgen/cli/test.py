@@ -1,0 +1,89 @@
+"""``kvgen test``: does the generated code do what the layout says, byte for byte?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, reporting
+from kvgen.diagnostics import Diagnostic, KvgenError
+from kvgen.layout import Layout
+
+if TYPE_CHECKING:
+    from kvgen.harness import Report
+
+
+SHOWN = 3
+"""Failures of a layout that are printed for people; programs get them all."""
+
+
+class Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def test(
+    paths: PathsArgument = None,
+    device: Annotated[Device | None, typer.Option(help="Where to run; by default a GPU if there is one.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="What every random number follows from.")] = 0,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Run this case, or the cases of this function; may be repeated.")
+    ] = None,
+    output_format: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Run the harness on freshly generated modules: every byte is compared with the PyTorch reference.
+
+    Needs torch and triton. Without a GPU the kernels run in Triton's interpreter.
+    """
+    with reporting(output_format) as found:
+        layouts = [layout for _, layout in load_all(find_layouts(paths))]
+        for result in _run(layouts, device, seed, case):
+            if output_format is OutputFormat.TEXT:
+                typer.echo(_summary(result))
+                found += _findings(result, at_most=SHOWN)
+            else:
+                found += _findings(result)
+
+
+def _run(layouts: list[Layout], device: str | None, seed: int, names: list[str] | None) -> Iterator[Report]:
+    """Reports of all layouts. A case that only some of them have (``remap``) runs on those."""
+    from kvgen import runtime
+    from kvgen.emit.render import render_all
+
+    where = runtime.choose_device(device)
+    texts = render_all(layouts)
+
+    from kvgen import harness
+
+    unknown = None
+    ran = False
+    for layout in layouts:
+        module = runtime.import_module(layout.name, texts[f"{layout.name}.py"])
+        try:
+            yield harness.run(layout, module, device=where, seed=seed, only=names)
+            ran = True
+        except ValueError as error:
+            unknown = error
+    if unknown is not None and not ran:
+        raise KvgenError(Diagnostic("KV710", str(unknown))) from None
+
+
+def _summary(result: Report) -> str:
+    counts = [(outcome, result.count(outcome)) for outcome in ("passed", "failed", "missing", "skipped")]
+    numbers = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
+    return f"{result.layout:<24} {result.device}, seed {result.seed}: {numbers or 'no cases'}"
+
+
+def _findings(result: Report, at_most: int | None = None) -> list[Diagnostic]:
+    """One diagnostic for each failed case and each missing function, or for the first of them and how many more."""
+    found = [
+        Diagnostic("KV731", f"{result.layout} {failure.case}: {failure.message}", hint=f"again: {failure.repeat}")
+        for failure in result.failures
+    ]
+    found += [Diagnostic("KV731", f"{result.layout}: there is no function {name}") for name in result.missing]
+    if at_most is not None and len(found) > at_most:
+        found[at_most:] = [Diagnostic("KV731", f"{result.layout}: {len(found) - at_most} more")]
+    return found
