@@ -59,17 +59,20 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     num_warps = getattr(wish, "num_warps", None)
     if num_warps is None:
         num_warps = max(1, min(8, _side(math.ceil(tokens * row / (1024 if slot_minor else 256)))))
-    tiles = tuple(_tile(layout, copy, lane, tokens, heads) for copy, lane in zip(plan.copies, lanes, strict=True))
+    tiles = tuple(_tile(layout, copy, lane, tokens, heads, plan.kind == "gather") for copy, lane in zip(plan.copies, lanes, strict=True))
     return Schedule(tokens, heads, num_warps, tiles)
 
 
-def _tile(layout: Layout, copy: Copy, lane: str, tokens: int, heads: int | None) -> Tile:
-    """Tile axes in logical order, but for the one along the lanes, which goes last."""
+def _tile(layout: Layout, copy: Copy, lane: str, tokens: int, heads: int | None, vector: bool) -> Tile:
+    """Tile axes in logical order, but for the one along the lanes, which goes last.
+
+    Appending a token alone leaves early where it is skipped; gathering masks it (``vector``), since its row may be zeroed.
+    """
     sides: dict[str, int | None] = {"token": tokens}
     for axis in layout.stream(copy.stream).axes:
         sides[axis.name] = heads if axis.name == "head" and heads is not None else _side(axis.extent)
     order = [name for name in sides if name != lane] + [lane]
-    kept = [name for name in order if sides[name] != 1]
+    kept = [name for name in order if sides[name] != 1 or (name == "token" and vector)]
     return Tile(tuple(kept), tuple(sides[name] for name in kept))
 
 

@@ -103,7 +103,6 @@ class Kernel:
     extra: str  # what _slot_of takes beside the table: a dynamic block size, the rank
     valid: str
     in_range: str  # mask of the loads per token
-    written: str
     uses: dict[str, bool]
 
     @property
@@ -128,7 +127,7 @@ class _Builder:
 
     def __init__(self, layout: Layout, plan: Plan, sched: Schedule) -> None:
         self.layout, self.plan, self.sched = layout, plan, sched
-        self.tiled = sched.tokens > 1
+        self.tiled = sched.tokens > 1 or plan.kind == "gather"
         self.strides: dict[str, Arg] = {}
         self.extents: dict[str, Arg] = {}
         self.tiles: dict[str, Arg] = {}
@@ -166,7 +165,6 @@ class _Builder:
             extra=slot_of_extra(layout),
             valid=self._valid(),
             in_range=", mask=in_range, other=-1" if self.tiled else "",
-            written="in_range & (valid | ZERO_SKIPPED)" if self.tiled else "valid | ZERO_SKIPPED",
             uses=self._uses(),
         )
 
@@ -200,7 +198,7 @@ class _Builder:
         }
 
     def _summary(self) -> str:
-        tokens = f"{self.sched.tokens} tokens" if self.tiled else "one token"
+        tokens = f"{self.sched.tokens} tokens" if self.sched.tokens > 1 else "one token"
         streams = [copy.stream for copy in self.plan.copies]
         verb = "writes" if self.plan.kind == "append" else "reads"
         heads = ""
