@@ -56,6 +56,8 @@ def objection(name: str) -> str | None:
         return "is a keyword of Python"
     if hasattr(builtins, name):
         return "is a name of Python's own"
+    if name in ("null", "true", "false"):
+        return "is a word of YAML"
     if name in _MODULES:
         return "is a name that generated modules use"
     return None

@@ -53,8 +53,8 @@ class Places:
     """Resolves the buffers of one layout; ``problems`` collects what is wrong with them.
 
     ``stored`` says where each stream lies, ``layered`` which leaves repeat over ``layer``, ``slot_alone`` whether a
-    tensor dimension is ``slot`` alone, ``misnamed`` whether a place holds an unknown stream, and ``vocabulary`` where block and slot were first called request and
-    position (True) and where not (False).
+    tensor dimension is ``slot`` alone, ``misnamed`` whether a place holds an unknown stream, and ``vocabulary`` where
+    block and slot were first called request and position (True) and where not (False).
     """
 
     source: Source

@@ -106,29 +106,34 @@ class _Resolver:
                 self.report("KV205", f"the param name `{name}` {why}", ("params", name), key=True)
 
     def streams(self) -> Iterator[Stream]:
+        """The streams that are right; the others join ``wrong``."""
         if not self.spec.streams and not self.wrong:
             self.report("KV202", "no streams: there is nothing to store", ("streams",))
         for name in self.spec.streams:
-            stream = self.stream_spec(name)
-            if stream is None or ("streams",) in self.wrong:
+            stream = self.stream(name)
+            if stream is None:
                 self.wrong |= {("streams", name)}
-                continue
-            axes = []
-            head, dim = self.spec.axes.head, stream.dim or self.spec.axes.dim
-            if head is not None and stream.head is None:
-                axes.append(Axis("head", _extent(head)))
-            elif ("axes", "head") in self.wrong and stream.head is None:
-                self.wrong |= {("streams", name)}
-            if dim is None:
-                self.wrong |= {("streams", name)}
-                if not self.wrong & {("axes", "dim"), ("axes",)}:
-                    where = ("streams", name) if "streams" in self.source else ("axes",)
-                    self.report("KV208", f"stream `{name}` has no `dim`", where, "write `axes: {dim: ...}`", key=True)
-                continue
-            axes.append(Axis("dim", _extent(dim)))
-            if stream is self.spec.streams[name]:
-                self.check_dtypes(name, stream)
-            yield Stream(name, tuple(axes), stream.dtype, ITEMSIZE[stream.dtype[0]])
+            else:
+                yield stream
+
+    def stream(self, name: str) -> Stream | None:
+        spec, axes = self.stream_spec(name), self.spec.axes
+        if spec is None or self.wrong & {("streams",), ("axes",)}:
+            return None
+        if spec is self.spec.streams[name]:
+            self.check_dtypes(name, spec)
+        has_head = spec.head is None
+        dim = spec.dim or axes.dim
+        if (has_head and ("axes", "head") in self.wrong) or (spec.dim is None and ("axes", "dim") in self.wrong):
+            return None
+        if dim is None:
+            where = ("streams", name) if "streams" in self.source else ("axes",)
+            self.report("KV208", f"stream `{name}` has no `dim`", where, "write `axes: {dim: ...}`", key=True)
+            return None
+        found = [Axis("dim", _extent(dim))]
+        if has_head and axes.head is not None:
+            found.insert(0, Axis("head", _extent(axes.head)))
+        return Stream(name, tuple(found), spec.dtype, ITEMSIZE[spec.dtype[0]])
 
     def check_dtypes(self, name: str, stream: StreamSpec) -> None:
         sizes = [f"{dtype} takes {ITEMSIZE[dtype]}" for dtype in stream.dtype]

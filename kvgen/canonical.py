@@ -1,0 +1,166 @@
+"""A layout back to YAML, in its one canonical spelling: params put in, aliases and shorthands resolved."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from kvgen.axes import Digit
+from kvgen.layout import Buffer, Dim, Holds, KernelHints, Layout, Pad, Place, Stream, leaves_of
+from kvgen.values import DEFAULT_DTYPES
+
+_CONTIGUOUS = {"block": "request", "slot": "position"}
+
+
+def canonical(layout: Layout) -> str:
+    """The canonical text of a layout, with a final newline; ``load_text`` gives the layout back."""
+    sections = [
+        f"name: {_text(layout.name)}",
+        *([f"summary: {_text(layout.summary)}"] if layout.summary else []),
+        *_axes(layout),
+        f"block_size: {_extent(layout.block_size)}",
+        "streams:",
+        *(f"  {stream.name}: {_flow(_stream(layout, stream))}" for stream in layout.streams),
+        "buffers:",
+        *(line for buffer in layout.buffers for line in _buffer(layout, buffer)),
+        *_slots(layout),
+        *_schedule(layout),
+    ]
+    return "\n".join(sections) + "\n"
+
+
+def order(layout: Layout, place: Place, above: tuple[Dim, ...] = ()) -> str:
+    """The order of a place as text; ``above`` are the dimensions of the places around it."""
+    axes = [axis for name in leaves_of(place) for axis in layout.leaf(name).axes]
+    if layout.layers is not None:
+        axes.append(layout.layers)
+    extents: dict[str, int | None] = {"kv": 2}
+    for axis in axes:  # of several extents the largest: what is topmost there is topmost in all
+        extents[axis.name] = None if axis.extent is None else max(axis.extent, extents.get(axis.name) or 0)
+    seen = {digit.axis for dim in above for digit in dim.digits}
+    return " ".join(_dim(layout, dim, extents, seen) for dim in place.dims)
+
+
+def _dim(layout: Layout, dim: Dim, extents: dict[str, int | None], seen: set[str]) -> str:
+    terms = []
+    for digit in dim.digits:
+        terms.append(_term(layout, digit, extents[digit.axis], digit.axis in seen))
+        seen.add(digit.axis)
+    if len(terms) == 1:
+        return terms[0]
+    return f"({' '.join(terms)})" if terms else "1"
+
+
+def _term(layout: Layout, digit: Digit, extent: int | None, again: bool) -> str:
+    term = digit.term(extent)
+    if term == digit.axis and again:
+        term += "%1"  # the axis's extent is one: a second bare term would read as a mistake
+    if layout.contiguous and digit.axis in _CONTIGUOUS:
+        return _CONTIGUOUS[digit.axis] + term.removeprefix(digit.axis)
+    return term
+
+
+def _axes(layout: Layout) -> Iterator[str]:
+    """Heads and layers as all streams have them, and the head size if all have the same."""
+    heads = {axis for stream in layout.streams for axis in stream.axes if axis.name == "head"}
+    dims = {stream.axes[-1] for stream in layout.streams}
+    axes = {axis.name: _extent(axis.extent) for axis in (*heads, *(dims if len(dims) == 1 else ()))}
+    if layout.layers is not None:
+        axes["layer"] = _extent(layout.layers.extent)
+    if axes:
+        yield f"axes: {_flow(axes)}"
+
+
+def _stream(layout: Layout, stream: Stream) -> dict[str, str]:
+    parts = {}
+    if len({other.axes[-1] for other in layout.streams}) > 1:
+        parts["dim"] = _extent(stream.axes[-1].extent)
+    if "head" not in [axis.name for axis in stream.axes]:
+        parts["head"] = "none"
+    if stream.dtypes != DEFAULT_DTYPES:
+        parts["dtype"] = f"[{', '.join(stream.dtypes)}]"
+    return parts
+
+
+def _buffer(layout: Layout, buffer: Buffer) -> Iterator[str]:
+    if isinstance(buffer.place.content, Holds):
+        yield f"  {buffer.name}: {_flow(_leaf_parts(layout, buffer.place, ()))}"
+        return
+    yield f"  {buffer.name}:"
+    yield from (f"    {line}" for line in _record(layout, buffer.place, ()))
+
+
+def _record(layout: Layout, place: Place, above: tuple[Dim, ...]) -> Iterator[str]:
+    if place.dims:
+        yield f"order: {order(layout, place, above)}"
+    if place.align != 1:
+        yield f"align: {place.align}"
+    yield "fields:"
+    above += place.dims
+    for field in place.content.fields:
+        lines = list(_field(layout, field.content, above))
+        yield f"  - {lines[0]}"
+        yield from (f"    {line}" for line in lines[1:])
+
+
+def _field(layout: Layout, content: Place | Pad, above: tuple[Dim, ...]) -> Iterator[str]:
+    if isinstance(content, Pad):
+        fill = {} if content.fill is None else {"fill": str(content.fill)}
+        yield _flow({"pad": str(content.size)} | fill)
+    elif isinstance(content.content, Holds):
+        yield _flow(_leaf_parts(layout, content, above))
+    else:
+        yield from _record(layout, content, above)
+
+
+def _leaf_parts(layout: Layout, place: Place, above: tuple[Dim, ...]) -> dict[str, str]:
+    leaves = place.content.leaves
+    parts = {"holds": leaves[0] if len(leaves) == 1 else f"[{', '.join(leaves)}]"}
+    if place.dims:
+        parts["order"] = order(layout, place, above)
+    if place.align != 1:
+        parts["align"] = str(place.align)
+    return parts
+
+
+def _slots(layout: Layout) -> Iterator[str]:
+    slots = layout.slots
+    parts = {} if slots.dtype == "int64" else {"dtype": slots.dtype}
+    if slots.skip is not None:
+        parts["skip"] = str(slots.skip)
+    if slots.remap is not None:
+        parts["remap"] = slots.remap
+    if slots.shard is not None:
+        parts["shard"] = f"{{world: {slots.shard.world}, interleave: {slots.shard.interleave}}}"
+    if parts:
+        yield f"slots: {_flow(parts)}"
+
+
+def _schedule(layout: Layout) -> Iterator[str]:
+    parts = {"append": _hints(layout.schedule.append), "gather": _hints(layout.schedule.gather)}
+    given = {kind: _flow(hints) for kind, hints in parts.items() if hints}
+    if given:
+        yield f"schedule: {_flow(given)}"
+
+
+def _hints(hints: KernelHints) -> dict[str, str]:
+    parts = {"tokens": hints.tokens, "heads": hints.heads, "num_warps": hints.num_warps}
+    return {name: str(value) for name, value in parts.items() if value is not None}
+
+
+def _flow(parts: dict[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in parts.items()) + "}"
+
+
+def _extent(extent: int | None) -> str:
+    return "dynamic" if extent is None else str(extent)
+
+
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9 _.,;()/+=‖×-]*[A-Za-z0-9.)]")
+
+
+def _text(text: str) -> str:
+    """A string as YAML: plain where no reader could take it for anything else."""
+    plain = _PLAIN.fullmatch(text) and text not in ("null", "true", "false")
+    return text if plain else json.dumps(text, ensure_ascii=False)
