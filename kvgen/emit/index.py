@@ -89,7 +89,8 @@ def _term(
     if step.dim is not None:
         factors.insert(0, strides[step.dim])
     if step.digit.axis == "kv":  # only the second of a pair has a step, and its index is 1
-        return " * ".join(factors)
+        name, *rest = " * ".join(factors).split(" * ")
+        return " * ".join([f"tl.cast({name}, tl.int64)", *rest]) if rest else name
     variable = variables[step.digit.axis]
     text = digit_text(step.digit, variable.name, extents.get(step.digit.axis))
     suffix = subscript(variable.position, rank)

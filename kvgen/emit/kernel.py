@@ -12,17 +12,17 @@ from kvgen.emit.names import TRITON_TYPES, block_size_name, extent_name, extents
 from kvgen.layout import Layout
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Fill, Plan, View
-from kvgen.schedule import Schedule, Tile, schedule
+from kvgen.schedule import VECTOR, Schedule, Tile, schedule
 
-Role = Literal["pointer", "optional", "stride", "extent", "count", "tile", "flag"]
+Role = Literal["pointer", "optional", "stride", "extent", "count", "tile", "flag", "unit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Arg:
     """A kernel argument: its name, its Triton type, and the launcher's expression for it.
 
-    Pointers, strides and extents are specialised on their divisibility, counts are not; an ``optional`` pointer may be
-    None; ``tile`` and ``flag`` are constexpr.
+    Pointers, strides and extents are specialised on their divisibility by 16, counts are not; an ``optional`` pointer may be
+    None; ``tile``, ``flag`` and ``unit`` are constexpr.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Arg:
 
     @property
     def declaration(self) -> str:
-        return f"{self.name}: tl.constexpr" if self.role in ("tile", "flag") else self.name
+        return f"{self.name}: tl.constexpr" if self.role in ("tile", "flag", "unit") else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ class Kernel:
     fills: tuple[FillContext, ...]
     block_size: str
     remap: str
+    stride_unit: int  # elements that strides are counted in, if the layout's own strides are multiples of it
     extra: str  # what _slot_of takes beside the table: a dynamic block size, the rank
     valid: str
     in_range: str  # mask of the loads per token
@@ -132,6 +133,7 @@ class _Builder:
         self.extents: dict[str, Arg] = {}
         self.tiles: dict[str, Arg] = {}
         self.constants: dict[str, str] = {}
+        self.stride_unit = self._stride_unit()
         self.definitions: dict[str, str] = {}
         views = [view for copy in plan.copies for view in (copy.source, copy.destination)]
         views += [fill.view for fill in plan.fills]
@@ -139,6 +141,31 @@ class _Builder:
         self.axes = {step.digit.axis for step in steps}
         # Variables that strides of tensors multiply are 64 bits wide before the product.
         self.wide = {step.digit.axis for step in steps if step.dim is not None}
+
+    def _stride_unit(self) -> int:
+        """Elements of a 16-byte access where some stride is a multiple of that and not of 16 elements, else 1.
+
+        The compiler itself looks at divisibility by 16 only; strides handed over in such units stay known as multiples.
+        """
+        strides = [
+            factor
+            for copy in self.plan.copies
+            for view in (copy.source, copy.destination)
+            for step in coalesce(self.layout, view.steps)
+            if step.dim is not None
+            for factor in self._stride_factors(view, copy.stream, step.dim)
+        ]
+        unit = VECTOR // min(self.plan.cache_view(copy).unit for copy in self.plan.copies)
+        short = any(factor % 16 for factor in strides)
+        return unit if unit < 16 and short and all(factor % unit == 0 for factor in strides) else 1
+
+    def _stride_factors(self, view: View, stream: str, dim: int) -> list[int]:
+        """What divides a stride of a tensor that is not padded: its constant factor, term by term."""
+        buffer = next((b for b in self.layout.buffers if b.name == view.tensor), None)
+        if buffer is None:
+            return [product(axis.extent for axis in self.layout.stream(stream).axes[dim:]) or 1]
+        stride = sizes.strides(self.layout, buffer)[dim]
+        return [int(factor) if factor.denominator == 1 else 1 for _, factor in stride.terms]
 
     def build(self) -> Kernel:
         layout, plan = self.layout, self.plan
@@ -162,6 +189,7 @@ class _Builder:
             fills=fills,
             block_size=block_size_name(layout),
             remap=layout.slots.remap or "",
+            stride_unit=self.stride_unit,
             extra=slot_of_extra(layout),
             valid=self._valid(),
             in_range=", mask=in_range, other=-1" if self.tiled else "",
@@ -195,6 +223,7 @@ class _Builder:
             "layer": "layer" in self.axes,
             "block": "block" in self.axes,
             "slot": "slot" in self.axes,
+            "stride_unit": self.stride_unit > 1,
         }
 
     def _summary(self) -> str:
@@ -326,14 +355,13 @@ class _Builder:
         buffer = next((b for b in self.layout.buffers if b.name == view.tensor), None)
         if buffer is None:
             name = f"{view.tensor}_stride_{'head' if dim else 'token'}"
-            sides = [axis.extent for axis in self.layout.stream(stream).axes[dim:]]
-            divisible = (product(sides) or 1) % 16 == 0
         else:
             name = f"{view.tensor}_stride_{dim_name(buffer.place.dims[dim], extents)}"
-            stride = sizes.strides(self.layout, buffer)[dim]
-            divisible = all(factor % 16 == 0 for _, factor in stride.terms)
-        self.strides[name] = Arg(name, "i64", f"{view.tensor}.stride({dim})", "stride", divisible)
-        return name
+        unit = self.stride_unit
+        divisible = all(factor % (16 * unit) == 0 for factor in self._stride_factors(view, stream, dim))
+        value = f"{view.tensor}.stride({dim})" + (" // stride_unit" if unit > 1 else "")
+        self.strides[name] = Arg(name, "i64", value, "stride", divisible)
+        return f"{name} * STRIDE_UNIT" if unit > 1 else name
 
     def _args(self) -> list[Arg]:
         plan, layout = self.plan, self.layout
@@ -357,6 +385,8 @@ class _Builder:
         if "layer" in self.axes:
             args.append(Arg("layer", "i32", "layer", "count"))
         args += [*self.extents.values(), *self.strides.values(), *self.tiles.values()]
+        if self.stride_unit > 1:
+            args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit"))
         if plan.kind == "gather":
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))
         return args

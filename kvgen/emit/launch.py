@@ -70,6 +70,7 @@ class Function:
     kernel: Kernel
     grid: str
     arguments: tuple[str, ...]
+    strided: tuple[str, ...]
     num_slots: str
     remap: str
     num_layers: str
@@ -97,6 +98,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         kernel=kernel,
         grid=_grid(layout, kernel),
         arguments=tuple(arg.value for arg in kernel.args),
+        strided=tuple(dict.fromkeys(v.tensor for c in plan.copies for v in (c.source, c.destination))),
         num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
         remap=layout.slots.remap or "",
         num_layers=num_layers_text(layout),

@@ -61,6 +61,7 @@ class Module:
     allocation_names: tuple[str, ...]
     headless: bool
     indexed: bool
+    stride_unit: bool
 
 
 def build_module(layout: Layout) -> Module:
@@ -83,6 +84,7 @@ def build_module(layout: Layout) -> Module:
         allocation_names=tuple(buffer.name for buffer in layout.buffers),
         headless=any(all(a.name != "head" for a in s.axes) for s in layout.streams),
         indexed=layout.layers is not None or layout.slots.shard is not None,
+        stride_unit=any(kernel.stride_unit > 1 for kernel in kernels),
     )
 
 

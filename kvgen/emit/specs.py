@@ -36,9 +36,11 @@ def _spec(layout: Layout, plan) -> KernelSpec:
     kernel = build_kernel(layout, plan)
     signature, constexprs, divisible = {}, {}, []
     for arg in kernel.args:
-        if arg.role in ("tile", "flag", "optional"):
+        if arg.role in ("tile", "flag", "unit", "optional"):
             signature[arg.name] = "constexpr"
-            constexprs[arg.name] = {"tile": DYNAMIC_TILE, "flag": False, "optional": None}[arg.role]
+            constexprs[arg.name] = {"tile": DYNAMIC_TILE, "flag": False, "unit": kernel.stride_unit, "optional": None}[
+                arg.role
+            ]
             continue
         signature[arg.name] = arg.type
         if arg.role == "pointer" or (arg.role == "stride" and arg.divisible):
