@@ -32,12 +32,15 @@ class Level:
         return text
 
     def shown(self, few: int) -> list[int | None]:
-        """The indices worth drawing, None for those left out; not more than ``few`` unless all are."""
+        """The indices worth drawing, None for those left out: all if there are few, else the first ones and the last.
+
+        Of a count that only the launch knows the last one cannot be drawn.
+        """
         count = self.size.value
-        head = list(range(max(1, few - 2)))
-        if count is None:
-            return [*head, None]
-        return list(range(count)) if count <= few else [*head, None, int(count) - 1]
+        if isinstance(count, int) and count <= few:
+            return list(range(count))
+        first = list(range(max(1, few - 2)))
+        return [*first, None] if count is None or few == 1 else [*first, None, int(count) - 1]
 
 
 def page(layout: Layout, buffer: Buffer) -> list[str]:
@@ -89,18 +92,21 @@ def _run_text(content: Holds, run: Level | None) -> str:
     return f"{what}, {run.label} 0 {GAP} {last}, {item} each"
 
 
-def _nest(levels: Sequence[Level], base: int, size: Amount, title: str = "") -> list[str]:
-    """Boxes around a grid: the last two levels are its rows and columns, the others a box for each index drawn."""
+def _nest(levels: Sequence[Level], base: int, size: Amount, title: str = "", few: int = 2) -> list[str]:
+    """Boxes around a grid: the last two levels are its rows and columns, the others a box for each index drawn.
+
+    Of boxes inside boxes only the first is drawn.
+    """
     if len(levels) <= 2:
         return _grid(levels, base, size, title)
     level, rest = levels[0], levels[1:]
     lines: list[str] = []
-    for index in level.shown(3 if level.names else 2):
+    for index in level.shown(2 if level.names else few):
         if index is None:
             lines.append(f"  {GAP}")
             continue
         start = base + _offset(level, index)
-        lines += _box(level.at(index), _nest(rest, start, size), _range(start, _extent(rest, size)))
+        lines += _box(level.at(index), _nest(rest, start, size, few=1), _range(start, _extent(rest, size)))
     return lines
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvgen import picture, sizes
 from kvgen.amount import Amount
+from kvgen.axes import Digit
 from kvgen.layout import Buffer, Holds, Layout, Stream
 from kvgen.lower import SLOT_NUMBER, coalesce, lower
 from kvgen.plan import Step, View
@@ -17,7 +18,7 @@ def formulas(layout: Layout) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {buffer.name: {} for buffer in layout.buffers}
     for copy in append.copies:
         view = append.cache_view(copy)
-        found[view.tensor][copy.stream] = _formula(layout, view)
+        found[view.tensor][copy.stream] = _formula(layout, copy.stream, view)
     return found
 
 
@@ -100,10 +101,10 @@ def _buffer_lines(layout: Layout, buffer: Buffer, facts: dict[str, Any]) -> list
         buffer.name,
         f"  order    {facts['order']}{record}",
         f"  shape    [{', '.join(map(str, facts['shape']))}] of {' or '.join(facts['dtypes'])}",
-        f"  strides  [{', '.join(map(str, facts['strides']))}] at least; the tensor's own are used",
+        f"  strides  [{', '.join(map(str, facts['strides']))}] elements at least; the tensor's own are used",
         f"  bytes    {facts['page_bytes']} a {name}, {facts['bytes_per_token']} a token",
     ]
-    lines += [f"  {stream:<8} at {formula}" for stream, formula in facts["addresses"].items()]
+    lines += [f"  {stream:<8} {formula}" for stream, formula in facts["addresses"].items()]
     return [*lines, "", *(f"  {line}".rstrip() for line in picture.page(layout, buffer))]
 
 
@@ -117,15 +118,14 @@ def _pool_line(layout: Layout, facts: dict[str, Any]) -> str:
     return f"pool: {facts['tokens']} tokens{blocks} in {facts['layers']} layer{plural}: {total} bytes{human}"
 
 
-def _formula(layout: Layout, view: View) -> str:
-    terms = [view.tensor, *(_step(layout, step) for step in coalesce(layout, view.steps))]
+def _formula(layout: Layout, stream: str, view: View) -> str:
+    terms = [view.tensor, *(_step(layout, stream, step) for step in coalesce(layout, view.steps))]
     return " + ".join([*terms, str(view.offset)] if view.offset else terms)
 
 
-def _step(layout: Layout, step: Step) -> str:
+def _step(layout: Layout, stream: str, step: Step) -> str:
     """``(dim // 8) * stride(2)``, ``head * 128``, or the constant that the second half of a pair adds."""
-    digit = step.digit
-    factors = [] if digit.axis == "kv" else [_digit(layout, step)]
+    factors = [] if step.digit.axis == "kv" else [_digit(layout, stream, step.digit)]
     if step.factor != 1:
         factors.append(str(step.factor))
     if step.dim is not None:
@@ -133,14 +133,13 @@ def _step(layout: Layout, step: Step) -> str:
     return " * ".join(factors)
 
 
-def _digit(layout: Layout, step: Step) -> str:
-    digit = step.digit
-    spelled = "slot_number" if digit.axis == SLOT_NUMBER else sizes.axis_name(layout, digit.axis)
-    extent = {"slot": layout.block_size, SLOT_NUMBER: None, "block": None}.get(digit.axis, 0)
-    if extent == 0:
-        extent = next((a.extent for leaf in layout.leaves for a in leaf.axes if a.name == digit.axis), None)
-    whole = digit.size is None or (extent is not None and digit.div * digit.size == extent)
-    if digit.div == 1 and whole:
-        return spelled
-    text = spelled if digit.div == 1 else f"{spelled} // {digit.div}"
-    return f"({text})" if whole else f"({text} % {digit.size})"
+def _digit(layout: Layout, stream: str, digit: Digit) -> str:
+    """``head``, ``(dim // 8)``, ``(dim % 8)``, ``(slot // 4 % 2)``."""
+    if digit.axis == SLOT_NUMBER:
+        name, extent = SLOT_NUMBER, None
+    else:
+        name, extent = sizes.axis_name(layout, digit.axis), sizes.axis_extent(layout, stream, digit.axis)
+    text = name if digit.div == 1 else f"{name} // {digit.div}"
+    if digit.size is not None and (extent is None or digit.div * digit.size != extent):
+        text += f" % {digit.size}"
+    return text if text == name else f"({text})"

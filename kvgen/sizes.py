@@ -28,6 +28,15 @@ def axis_name(layout: Layout, axis: str) -> str:
     return {"block": "request", "slot": "position"}.get(axis, axis) if layout.contiguous else axis
 
 
+def axis_extent(layout: Layout, leaf: str, axis: str) -> int | None:
+    """The extent of an axis as a leaf has it (key and value may differ in ``dim``); None where the launch decides."""
+    if axis == "kv":
+        return 2
+    if axis == "layer":
+        return layout.layers.extent if layout.layers else None
+    return next((a.extent for a in layout.leaf(leaf).axes if a.name == axis), None)
+
+
 def digit_size(layout: Layout, digit: Digit) -> Amount:
     """How many values a digit takes."""
     if digit.size is not None:
@@ -91,7 +100,7 @@ def token_bytes(layout: Layout, buffer: Buffer | None = None) -> Amount:
 
 def term(layout: Layout, place: Place, digit: Digit) -> str:
     """A digit as an order spells it."""
-    spelled = digit.term(_extent(layout, place, digit.axis))
+    spelled = digit.term(axis_extent(layout, leaves_of(place)[0], digit.axis))
     return axis_name(layout, digit.axis) + spelled.removeprefix(digit.axis)
 
 
@@ -112,15 +121,6 @@ def size_text(count: int) -> str:
             return f"{count} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
         number /= 1024
     raise AssertionError
-
-
-def _extent(layout: Layout, place: Place, axis: str) -> int | None:
-    if axis == "kv":
-        return 2
-    if axis == "layer":
-        return layout.layers.extent if layout.layers else None
-    leaf = layout.leaf(leaves_of(place)[0])
-    return next((a.extent for a in leaf.axes if a.name == axis), None)
 
 
 def _has_axis(place: Place, axis: str) -> bool:

@@ -1,0 +1,277 @@
+"""What `kvgen show` says: formulas and strides against the PyTorch reference, sizes and pictures against known ones."""
+
+import itertools
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+from kvgen import picture, reference, show, sizes
+from kvgen.amount import Amount
+from kvgen.resolve import load, load_text
+
+SHIPPED = sorted((Path(__file__).parent.parent / "layouts").glob("*.yaml"))
+
+STACKED = """
+name: stacked
+axes: {head: 2, dim: 4}
+block_size: 2
+buffers:
+  kv_cache: {holds: [key, value], order: kv block slot head dim}
+"""
+PLANAR = """
+name: planar
+axes: {head: 2, dim: 4}
+block_size: 2
+buffers:
+  kv_cache:
+    order: block
+    fields: [{key: slot head dim}, {pad: 8}, {value: slot head dim}]
+"""
+RECORD = """
+name: record
+axes: {head: 2}
+block_size: 2
+streams:
+  key: {dim: 5}
+  value: {dim: 3}
+buffers:
+  kv_cache: {order: block slot head, fields: [key, value, {pad: 2, fill: 0}], align: 16}
+"""
+SPLIT = """
+name: split
+axes: {head: 6, dim: 12}
+block_size: 6
+buffers:
+  key_cache: {holds: key, order: block head//2 slot//3 dim//4 head%2 slot%3 dim%4}
+  value_cache: {holds: value, order: block dim//3 slot head dim%3}
+"""
+LAYERED = """
+name: layered
+axes: {head: 2, dim: 4}
+block_size: 2
+buffers:
+  kv_cache: {order: block layer head slot, fields: [key, value]}
+"""
+DYNAMIC = """
+name: dynamic_heads
+axes: {head: dynamic, dim: 8}
+block_size: 4
+buffers:
+  key_cache: {holds: key, order: block slot head dim}
+  value_cache: {holds: value, order: block head slot dim}
+"""
+TEXTS = {"stacked": STACKED, "planar": PLANAR, "record": RECORD, "split": SPLIT, "layered": LAYERED, "dynamic": DYNAMIC}
+UNKNOWN = {"num_blocks": 3, "num_requests": 2, "num_layers": 2, "num_heads": 3}
+
+
+LAYOUTS = [
+    *(pytest.param(load(path), id=path.stem) for path in SHIPPED),
+    *(pytest.param(load_text(text, f"{name}.yaml"), id=name) for name, text in TEXTS.items()),
+]
+
+
+def described(text, **pool):
+    return show.describe(load_text(text, "layout.yaml"), **pool)
+
+
+class Addresses:
+    """Buffers of a layout, shaped as ``describe`` says, every element holding its own number."""
+
+    def __init__(self, layout):
+        self.facts = {facts["name"]: facts for facts in show.describe(layout)["buffers"]}
+        self.buffers, self.strides = {}, {}
+        for name, facts in self.facts.items():
+            shape, strides = (
+                [size if isinstance(size, int) else eval(size, {}, UNKNOWN) for size in facts[key]]
+                for key in ("shape", "strides")
+            )
+            count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+            self.buffers[name] = torch.arange(count).remainder(2**15).short().as_strided(shape, strides)
+            self.strides[name] = strides
+
+    def formula(self, stream):
+        """The address of a stream as a function of its axes."""
+        name, text = next((b, f["addresses"][stream]) for b, f in self.facts.items() if stream in f["addresses"])
+        known = {name: 0, "stride": self.strides[name].__getitem__}
+        code = compile(text, stream, "eval")
+        return lambda **index: eval(code, known, index)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_formulas_lead_where_the_reference_reads(layout):
+    addresses = Addresses(layout)
+    block_size = layout.block_size
+    slots = [0, 1, block_size - 1, block_size, 2 * block_size - 1]
+    layer = None if layout.layers is None else 1
+    remap = torch.arange(2 * block_size) if layout.slots.remap else None
+    read = reference.gather(layout, addresses.buffers, torch.tensor(slots), layer=layer, remap=remap)
+    for stream in layout.streams:
+        formula = addresses.formula(stream.name)
+        extents = [axis.extent or UNKNOWN["num_heads"] for axis in stream.axes]
+        places = list(itertools.product(*map(range, extents)))
+        for row, slot in zip(read[stream.name], slots, strict=True):
+            block, inside = divmod(slot, block_size)
+            index = {"block": block, "request": block, "slot": inside, "position": inside, "slot_number": slot}
+            for place in places[:: max(1, len(places) // 97)] + places[-1:]:
+                axes = dict(zip([axis.name for axis in stream.axes], place, strict=True))
+                assert row[place] == formula(layer=layer, **index, **axes) % 2**15, (stream.name, slot, axes)
+
+
+def test_a_buffer_is_described():
+    (buffer,) = described(RECORD)["buffers"]
+    assert buffer == {
+        "name": "kv_cache",
+        "order": "block slot head",
+        "shape": ["num_blocks", 2, 2, 9],
+        "strides": [64, 32, 16, 1],
+        "element_bytes": 2,
+        "dtypes": ["bfloat16", "float16"],
+        "addresses": {
+            "key": "kv_cache + block * stride(0) + slot * stride(1) + head * stride(2) + dim",
+            "value": "kv_cache + block * stride(0) + slot * stride(1) + head * stride(2) + dim + 5",
+        },
+        "page_bytes": 128,
+        "bytes_per_token": 64,
+    }
+
+
+def test_splits_are_spelled_as_the_language_spells_them():
+    key, value = described(SPLIT)["buffers"]
+    assert key["order"] == "block head//2 slot//3 dim//4 head%2 slot%3 dim%4"
+    assert key["addresses"]["key"] == (
+        "key_cache + block * stride(0) + (head // 2) * stride(1) + (slot // 3) * stride(2) + (dim // 4) * stride(3)"
+        " + (head % 2) * stride(4) + (slot % 3) * stride(5) + (dim % 4)"
+    )
+    assert value["shape"] == ["num_blocks", 4, 6, 6, 3]
+
+
+def test_pool_size_counts_whole_blocks_and_layers():
+    page = 2 * 2 * 2 * 4 * 2  # kv, slots, heads, dims, bytes
+    assert described(STACKED, layers=3, tokens=5)["pool"] == {"layers": 3, "tokens": 5, "blocks": 3, "bytes": 9 * page}
+    assert described(STACKED, tokens=4)["pool"] == {"layers": 1, "tokens": 4, "blocks": 2, "bytes": 2 * page}
+    assert described(LAYERED, layers=7, tokens=4)["pool"]["bytes"] == 7 * 2 * page
+
+
+def test_pool_size_is_what_allocating_takes():
+    layout = load_text(RECORD, "record.yaml")
+    addresses = Addresses(layout)
+    (buffer,) = layout.buffers
+    allocated = addresses.strides["kv_cache"][0] * UNKNOWN["num_blocks"] * buffer.unit
+    assert show.pool(layout, None, UNKNOWN["num_blocks"] * layout.block_size)["bytes"] == allocated
+
+
+def test_unknown_extents_have_names():
+    facts = described(DYNAMIC, layers=2, tokens=8)
+    assert facts["bytes_per_token"] == "32 * num_heads"
+    assert facts["buffers"][0]["strides"] == ["32 * num_heads", "8 * num_heads", 8, 1]
+    assert facts["pool"]["bytes"] == "512 * num_heads"
+
+
+def test_contiguous_layouts_speak_of_requests_and_positions():
+    layout = load(next(path for path in SHIPPED if path.stem == "contiguous_nhd"))
+    (buffer, _) = show.describe(layout)["buffers"]
+    assert buffer["order"] == "request position head dim"
+    assert buffer["shape"][0] == "num_requests"
+    assert "request * stride(0) + position * stride(1)" in buffer["addresses"]["key"]
+    assert "max_seq_len 4096" in show.text(layout)
+
+
+def drawn(text):
+    layout = load_text(text, "layout.yaml")
+    return "\n".join(picture.page(layout, layout.buffers[0]))
+
+
+def test_picture_of_a_pair_whose_halves_lie_apart():
+    assert drawn(STACKED) == dedent("""\
+        each cell: values, dim 0 … 3, 2 bytes each
+        ┌ kv 0 key ────────────────────┐
+        │          head 0    head 1    │
+        │        ┌─────────┬─────────┐ │
+        │ slot 0 │  0 – 7  │ 8 – 15  │ │
+        │ slot 1 │ 16 – 23 │ 24 – 31 │ │
+        │        └─────────┴─────────┘ │
+        └────────────────────── 0 – 31 ┘
+        ┌ kv 1 value, 32 * num_blocks bytes on ──┐
+        │          head 0    head 1              │
+        │        ┌─────────┬─────────┐           │
+        │ slot 0 │  0 – 7  │ 8 – 15  │           │
+        │ slot 1 │ 16 – 23 │ 24 – 31 │           │
+        │        └─────────┴─────────┘           │
+        └──────────────────────────────── 0 – 31 ┘""")
+
+
+def test_picture_of_records_with_padding():
+    assert drawn(RECORD) == dedent("""\
+        each cell: a record of 32 bytes
+                 head 0     head 1
+               ┌─────────┬──────────┐
+        slot 0 │ 0 – 31  │ 32 – 63  │
+        slot 1 │ 64 – 95 │ 96 – 127 │
+               └─────────┴──────────┘
+        record of 32 bytes
+        ┌───────┬─────────┬──────────┬─────────┐
+        │  key  │  value  │ pad of 0 │   pad   │
+        │ dim 5 │  dim 3  │          │         │
+        │ 0 – 9 │ 10 – 15 │ 16 – 17  │ 18 – 31 │
+        └───────┴─────────┴──────────┴─────────┘""")
+
+
+def test_picture_of_a_planar_page():
+    assert drawn(PLANAR) == dedent("""\
+        record of 72 bytes
+        ┌─────────────────────┬─────────┬─────────────────────┐
+        │         key         │   pad   │        value        │
+        │ slot 2 head 2 dim 4 │         │ slot 2 head 2 dim 4 │
+        │       0 – 31        │ 32 – 39 │       40 – 71       │
+        └─────────────────────┴─────────┴─────────────────────┘
+
+        key, from byte 0:
+        each cell: key, dim 0 … 3, 2 bytes each
+                 head 0    head 1
+               ┌─────────┬─────────┐
+        slot 0 │  0 – 7  │ 8 – 15  │
+        slot 1 │ 16 – 23 │ 24 – 31 │
+               └─────────┴─────────┘
+
+        value, from byte 40:
+        each cell: value, dim 0 … 3, 2 bytes each
+                 head 0    head 1
+               ┌─────────┬─────────┐
+        slot 0 │ 40 – 47 │ 48 – 55 │
+        slot 1 │ 56 – 63 │ 64 – 71 │
+               └─────────┴─────────┘""")
+
+
+def test_picture_of_an_axis_known_only_at_launch():
+    assert drawn(DYNAMIC) == dedent("""\
+        each cell: key, dim 0 … 7, 2 bytes each
+                                          head 0   head 1
+                                        ┌────────┬─────────┬───┐
+        slot 0                          │ 0 – 15 │ 16 – 31 │ … │
+        slot 1, 16 * num_heads bytes on │ 0 – 15 │ 16 – 31 │ … │
+        slot 2, 32 * num_heads bytes on │ 0 – 15 │ 16 – 31 │ … │
+        slot 3, 48 * num_heads bytes on │ 0 – 15 │ 16 – 31 │ … │
+                                        └────────┴─────────┴───┘""")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_last_corner_is_the_last_byte_of_the_page(layout):
+    for buffer in layout.buffers:
+        page = sizes.page_bytes(layout, buffer).value
+        lines = picture.page(layout, buffer)
+        ends = [int(end) for line in lines for end in re.findall(r" – (\d+)", line)]
+        if page is not None and not any("bytes on" in line for line in lines):
+            assert max(ends) == page - 1
+        assert max(map(len, lines)) <= picture.WIDTH
+
+
+def test_amounts():
+    blocks = Amount.of("num_blocks")
+    assert str(blocks * 16 + 4) == "16 * num_blocks + 4"
+    assert (blocks * 16 + 4).at({"num_blocks": 3}).value == 52
+    assert (blocks * 16).per("num_blocks").value == 16
+    assert (Amount.of(3).per(2)).plain == "1.50"
+    assert (blocks + blocks * -1).value == 0
