@@ -20,8 +20,7 @@ def canonical(layout: Layout) -> str:
         *([f"summary: {_text(layout.summary)}"] if layout.summary else []),
         *_axes(layout),
         f"block_size: {_extent(layout.block_size)}",
-        "streams:",
-        *(f"  {stream.name}: {_flow(_stream(layout, stream))}" for stream in layout.streams),
+        *_streams(layout),
         "buffers:",
         *(line for buffer in layout.buffers for line in _buffer(layout, buffer)),
         *_slots(layout),
@@ -72,6 +71,18 @@ def _axes(layout: Layout) -> Iterator[str]:
         yield f"axes: {_flow(axes)}"
 
 
+def _streams(layout: Layout) -> Iterator[str]:
+    parts = {stream.name: _stream(layout, stream) for stream in layout.streams}
+    if list(parts) == ["key", "value"] and not any(parts.values()):
+        return  # what a layout without the key has
+    yield "streams:"
+    seen: list[str] = []
+    for name, part in parts.items():
+        like = next((other for other in seen if parts[other] == part), None)
+        yield f"  {name}: {like or _flow(part)}"
+        seen.append(name)
+
+
 def _stream(layout: Layout, stream: Stream) -> dict[str, str]:
     parts = {}
     if len({other.axes[-1] for other in layout.streams}) > 1:
@@ -109,16 +120,20 @@ def _field(layout: Layout, content: Place | Pad, above: tuple[Dim, ...]) -> Iter
         fill = {} if content.fill is None else {"fill": str(content.fill)}
         yield _flow({"pad": str(content.size)} | fill)
     elif isinstance(content.content, Holds):
-        yield _flow(_leaf_parts(layout, content, above))
+        parts = _leaf_parts(layout, content, above)
+        yield parts["holds"] if list(parts) == ["holds"] else _flow(parts)
     else:
         yield from _record(layout, content, above)
 
 
 def _leaf_parts(layout: Layout, place: Place, above: tuple[Dim, ...]) -> dict[str, str]:
     leaves = place.content.leaves
-    parts = {"holds": leaves[0] if len(leaves) == 1 else f"[{', '.join(leaves)}]"}
-    if place.dims:
-        parts["order"] = order(layout, place, above)
+    if len(leaves) == 1 and place.dims:
+        parts = {leaves[0]: order(layout, place, above)}
+    else:
+        parts = {"holds": leaves[0] if len(leaves) == 1 else f"[{', '.join(leaves)}]"}
+        if place.dims:
+            parts["order"] = order(layout, place, above)
     if place.align != 1:
         parts["align"] = str(place.align)
     return parts

@@ -158,7 +158,7 @@ def parse(text: str | bytes, path: str) -> Source:
         source.root = _Builder(source).document()
     except yaml.reader.ReaderError as error:
         span = source.span(error.position, error.position + 1)
-        message = f"the file holds the character U+{ord(error.character):04X}: it is no text file"
+        message = f"the file holds the character U+{ord(source.text[error.position]):04X}: it is no text file"
         raise KvgenError(Diagnostic("KV103", message, span)) from None
     except yaml.MarkedYAMLError as error:
         raise KvgenError(*source.problems, _syntax(source, error)) from None

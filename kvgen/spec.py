@@ -199,7 +199,7 @@ def read_spec(source: Source) -> Reading:
         errors = error.errors(include_url=False)
     problems, wrong = [], set()
     for item in errors:
-        location = tuple(step for step in item["loc"] if not str(step).startswith("("))
+        location = _location(item["loc"])
         wrong.add(location[: 2 if location[0] in ("axes", "params", "streams", "buffers") else 1])
         if item["type"] == "missing" and "transfer" in data:
             continue
@@ -208,6 +208,12 @@ def read_spec(source: Source) -> Reading:
         _leave_out(data, location)
     rest = {"name": "layout", "block_size": 1, "buffers": {}} | data
     return Reading(Spec.model_validate(rest), frozenset(wrong), tuple(problems))
+
+
+def _location(steps: Location) -> Location:
+    """Pydantic's location without the tags it puts after the name of a stream and the index of a field."""
+    tags = {2} if steps[0] == "streams" else {i for i in range(1, len(steps)) if isinstance(steps[i - 1], int)}
+    return tuple(step for i, step in enumerate(steps) if i not in tags)
 
 
 def _nothing() -> Spec:
