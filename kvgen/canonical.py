@@ -53,8 +53,8 @@ def _dim(layout: Layout, dim: Dim, extents: dict[str, int | None], seen: set[str
 
 def _term(layout: Layout, digit: Digit, extent: int | None, again: bool) -> str:
     term = digit.term(extent)
-    if term == digit.axis and again:
-        term += "%1"  # the axis's extent is one: a second bare term would read as a mistake
+    if term == digit.axis and digit.size == 1 and again:
+        term += "%1"  # a second bare term would read as a mistake
     if layout.contiguous and digit.axis in _CONTIGUOUS:
         return _CONTIGUOUS[digit.axis] + term.removeprefix(digit.axis)
     return term
@@ -121,7 +121,8 @@ def _field(layout: Layout, content: Place | Pad, above: tuple[Dim, ...]) -> Iter
         yield _flow({"pad": str(content.size)} | fill)
     elif isinstance(content.content, Holds):
         parts = _leaf_parts(layout, content, above)
-        yield parts["holds"] if list(parts) == ["holds"] else _flow(parts)
+        bare = list(parts) == ["holds"] and len(content.content.leaves) == 1
+        yield parts["holds"] if bare else _flow(parts)
     else:
         yield from _record(layout, content, above)
 

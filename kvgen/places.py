@@ -107,6 +107,8 @@ class Places:
             raise _Unresolved
         if any(name not in self.known.leaves for holds in holders for name in holds):
             raise _Unresolved
+        if spec.holds is not None:
+            self._check_pair([self.known.leaves[name] for name in spec.holds], location)
         dims, uses = self._dims(spec, location, holders, in_record)
         if spec.holds is None:
             return Place(dims, self._record(spec, location, above + uses), spec.align)
@@ -250,7 +252,6 @@ class Places:
     def _leaf(self, spec: PlaceSpec, location: Location, uses: _Uses, in_record: bool) -> tuple[Dim, ...]:
         """Check that the leaves of a place are covered once. Without an order, the dimension of what is left."""
         leaves = [self.known.leaves[name] for name in spec.holds]
-        self._check_pair(leaves, location)
         missing: list[Digit] = []
         layered = any(use.digit.axis == "layer" for use in uses)
         axes = [*leaves[0].axes, *([_KV] if len(leaves) == 2 else []), *([self.known.layers] if layered else [])]
@@ -268,24 +269,28 @@ class Places:
             raise _Unresolved
         if not missing:
             return ()
+        if spec.order is not None or len(missing) > 1:
+            self._report_missing(spec, location, missing, axes)
+            raise _Unresolved
+        if in_record and missing[0].size is None:
+            message = f"`{missing[0].axis}` inside a record: extents there must be constants"
+            self._report("KV405", message, self.source.at(location))
+            raise _Unresolved
+        return (Dim((missing[0],)),)
+
+    def _report_missing(self, spec: PlaceSpec, location: Location, missing: list[Digit], axes: list[Axis]) -> None:
         extents = {axis.name: axis.extent for axis in axes}
-        terms = [f"`{_spoken(digit.term(extents[digit.axis]), self.contiguous)}`" for digit in missing]
-        names = " and ".join(f"`{leaf.name}`" for leaf in leaves)
-        if spec.order is None and len(missing) == 1:
-            if in_record and missing[0].size is None:
-                self._report("KV405", f"{terms[0]} inside a record must be a constant", self.source.at(location))
-                raise _Unresolved
-            return (Dim((missing[0],)),)
+        terms = _listed([f"`{_spoken(d.term(extents[d.axis]), self.contiguous)}`" for d in missing])
+        names = _listed([f"`{name}`" for name in spec.holds])
         if spec.order is None:
-            span = self.source.at((*location, "holds"))
-            self._report("KV309", f"the order of {names} must be written: {_listed(terms)} are left for it", span)
+            message = f"the order of {names} must be written: {terms} are left for it"
+            self._report("KV309", message, self.source.at((*location, "holds")))
         elif [digit.axis for digit in missing] == ["kv"]:
             message = f"{names} are a pair, and `kv` is in no order above them"
-            self._report("KV307", message, self.source.at((*location, "order")), "`kv` says where one ends")
+            self._report("KV307", message, self.source.at((*location, "order")), "say with `kv` where they take turns")
         else:
-            message = f"{_listed(terms)} of {names} is covered by no order between the buffer and there"
+            message = f"{terms} of {names} {'is' if len(missing) == 1 else 'are'} not covered by the orders above"
             self._report("KV304", message, self.source.at((*location, "order")))
-        raise _Unresolved
 
     @property
     def contiguous(self) -> bool:
@@ -298,13 +303,11 @@ class Places:
             return
         span = self.source.at((*location, "holds"))
         hint = "lay streams that differ out with `fields`"
-        if first.name == last.name:
-            self._report("KV402", f"`{first.name}` is stored twice", span)
-        elif first.axes != last.axes:
+        if first.axes != last.axes:
             self._report("KV307", f"`{first.name}` and `{last.name}` are no pair: their axes differ", span, hint)
         elif set(first.dtypes) != set(last.dtypes):
             self._report("KV307", f"`{first.name}` and `{last.name}` are no pair: their dtypes differ", span, hint)
-        else:
+        elif first.name != last.name:
             return
         raise _Unresolved
 

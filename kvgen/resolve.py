@@ -37,10 +37,14 @@ def _load(source: Source) -> Layout:
 
 
 def _distinct(problems: list[Diagnostic]) -> list[Diagnostic]:
-    """In the order of the file; of mistakes that begin at one character, the one found first."""
-    kept: dict[tuple[int, int], Diagnostic] = {}
+    """In the order of the file; of mistakes that begin at one character, the one found first.
+
+    What is missing somewhere is told completely.
+    """
+    kept: dict[tuple[int, int, str], Diagnostic] = {}
     for problem in problems:
-        kept.setdefault((problem.span.line, problem.span.column), problem)
+        missing = problem.message if problem.code == "KV202" else ""
+        kept.setdefault((problem.span.line, problem.span.column, missing), problem)
     return [kept[position] for position in sorted(kept)]
 
 
@@ -122,10 +126,10 @@ class _Resolver:
             return None
         if spec is self.spec.streams[name]:
             self.check_dtypes(name, spec)
-        has_head = spec.head is None
-        dim = spec.dim or axes.dim
-        if (has_head and ("axes", "head") in self.wrong) or (spec.dim is None and ("axes", "dim") in self.wrong):
-            return None
+        has_head, dim = spec.head is None, spec.dim or axes.dim
+        unsure = any(where[0] == "axes" or where[0] not in Spec.model_fields for where in self.wrong)
+        if unsure and (dim is None or (has_head and axes.head is None)):
+            return None  # a misspelt key may have said it
         if dim is None:
             where = ("streams", name) if "streams" in self.source else ("axes",)
             self.report("KV208", f"stream `{name}` has no `dim`", where, "write `axes: {dim: ...}`", key=True)

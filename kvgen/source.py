@@ -129,6 +129,13 @@ class Source:
         return _plain(self.root)
 
 
+_SYNTAX_HINTS = {
+    "mapping values are not allowed": "text with a colon in it goes in quotes",
+    "a flow mapping": "is a `}` missing before this, or a space after a colon?",
+    "a flow sequence": "is a `]` missing before this?",
+    "quoted scalar": "is a quote missing?",
+    "<block end>": "keys of one mapping begin in one column",
+}
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 _PLACE_KEYS = ("holds", "order", "fields", "align")
 _TAB_INDENT = re.compile("^ *(\t)[ \t]*[^\\s]", re.MULTILINE)
@@ -162,6 +169,8 @@ def parse(text: str | bytes, path: str) -> Source:
         raise KvgenError(Diagnostic("KV103", message, span)) from None
     except yaml.MarkedYAMLError as error:
         raise KvgenError(*source.problems, _syntax(source, error)) from None
+    if any(problem.code == "KV108" for problem in source.problems):
+        raise KvgenError(*source.problems[:10])  # what an alias stood for is not known, nor what is wrong with it
     return source
 
 
@@ -190,7 +199,9 @@ def _syntax(source: Source, error: yaml.MarkedYAMLError) -> Diagnostic:
     message = error.problem or "not valid YAML"
     if error.context:
         message = f"{error.context}: {message}"
-    return Diagnostic("KV106", message, span)
+    return Diagnostic(
+        "KV106", message, span, next((hint for text, hint in _SYNTAX_HINTS.items() if text in message), None)
+    )
 
 
 class _Builder:
@@ -224,7 +235,8 @@ class _Builder:
         if event.anchor is not None:
             self.report("KV108", f"anchor &{event.anchor}: layouts have none", event, "leave it out")
         if event.tag is not None:
-            self.report("KV108", f"tag {event.tag}: layouts have none", event, "leave it out")
+            tag = self.source.text[start:].split(maxsplit=1)[0]
+            self.report("KV108", f"tag {tag}: layouts have none", event, "leave it out")
         if isinstance(event, yaml.ScalarEvent):
             return self.scalar(event)
         if isinstance(event, yaml.SequenceStartEvent):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from kvgen.diagnostics import Diagnostic
-from kvgen.source import Location, Source
+from kvgen.source import Location, Mapping, Source
 from kvgen.suggest import suggestion
 from kvgen.values import (
     DEFAULT_DTYPES,
@@ -232,8 +232,7 @@ def _diagnose(source: Source, error: Any, location: Location) -> Diagnostic:
         return _unknown_key(source, location)
     if kind == "missing":
         _, owner = source.node(location[:-1])
-        around = f" in `{location[-2]}`" if len(location) > 1 else ""
-        return Diagnostic("KV202", f"`{key}` is missing{around}", source.span(owner.start, owner.end))
+        return Diagnostic("KV202", f"`{key}` is missing{_around(location)}", source.span(owner.start, owner.end))
     if kind.startswith("KV"):
         return Diagnostic(kind, error["ctx"]["message"], source.at(location), error["ctx"]["hint"])
     expected = {"list_type": "a list", "string_type": "text"}.get(kind, "a mapping")
@@ -244,15 +243,19 @@ def _unknown_key(source: Source, location: Location) -> Diagnostic:
     key, owners = str(location[-1]), location[:-1]
     if key in RESERVED and owners[:1] == RESERVED[key]:
         return Diagnostic("KV204", f"`{key}` is not supported by this version of kvgen", source.at_key(location))
-    known = list(_model_at(location).model_fields)
-    around = f" in `{location[-2]}`" if owners else ""
+    known = list(_model_at(source, location).model_fields)
     hint = OTHER_WORDS.get(key) or suggestion(key, known)
     if owners == ("axes",):
         return Diagnostic("KV302", f"unknown axis `{key}`", source.at_key(location), hint)
-    return Diagnostic("KV201", f"unknown key `{key}`{around}", source.at_key(location), hint)
+    return Diagnostic("KV201", f"unknown key `{key}`{_around(location)}", source.at_key(location), hint)
 
 
-def _model_at(location: Location) -> type[_Model]:
+def _around(location: Location) -> str:
+    """The mapping that a key is in, as a message names it."""
+    return f" in `{location[-2]}`" if len(location) > 1 and isinstance(location[-2], str) else ""
+
+
+def _model_at(source: Source, location: Location) -> type[_Model]:
     """The model that has the key at a location."""
     if len(location) == 1:
         return Spec
@@ -260,7 +263,10 @@ def _model_at(location: Location) -> type[_Model]:
         return ShardSpec if len(location) == 3 else SlotsSpec
     if location[0] == "schedule":
         return KernelSpec if len(location) == 3 else ScheduleSpec
-    return {"axes": AxesSpec, "streams": StreamSpec}.get(str(location[0]), PlaceSpec)
+    if location[0] == "buffers":
+        _, place = source.node(location[:-1])
+        return PadSpec if isinstance(place, Mapping) and (place.find("pad") or place.find("fill")) else PlaceSpec
+    return {"axes": AxesSpec, "streams": StreamSpec}[str(location[0])]
 
 
 def schema() -> dict[str, Any]:
