@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from kvgen.diagnostics import Diagnostic
+from kvgen.names import KEYS
 from kvgen.source import Location, Mapping, Source
 from kvgen.suggest import suggestion
 from kvgen.values import (
@@ -271,23 +272,33 @@ def _model_at(source: Source, location: Location) -> type[_Model]:
 
 def schema() -> dict[str, Any]:
     """The JSON Schema (2020-12) of a layout file, for editors; it knows the shorthands too."""
-    whole = Spec.model_json_schema()
+    whole = _tidy(Spec.model_json_schema())
     definitions = whole["$defs"]
-    place = definitions.pop("PlaceSpec")
-    order = place["properties"]["order"]
+    place = definitions["PlaceSpec"]
+    place["oneOf"] = [{"required": ["holds"]}, {"required": ["fields"]}]
+    properties = place["properties"]
     short = {
         "type": "object",
         "description": "`{key: slot dim}`, short for `{holds: key, order: slot dim}`.",
-        "properties": {"align": place["properties"]["align"]},
-        "patternProperties": {"^(?!(holds|order|fields|pad|fill|align)$)": order},
+        "properties": {"align": properties["align"]},
+        "patternProperties": {f"^(?!({'|'.join(KEYS)})$)": properties["order"]},
         "additionalProperties": False,
         "minProperties": 1,
         "maxProperties": 2,
     }
-    place["oneOf"] = [{"required": ["holds"]}, {"required": ["fields"]}]
-    bare = {"type": "string", "description": "A stream, over what is left of its one axis that nothing above uses."}
+    bare = {"type": "string", "description": "A stream, over the one axis, or part of one, that nothing above uses."}
     definitions["PlaceSpec"] = {"anyOf": [bare, place, short]}
-    stream = definitions.pop("StreamSpec")
-    like = {"type": "string", "description": "Like another stream."}
-    definitions["StreamSpec"] = {"anyOf": [stream, like, {"type": "null"}]}
+    definitions["StreamSpec"] = {"anyOf": [definitions["StreamSpec"], {"type": "null"}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "title": "kvgen layout"}
+
+
+def _tidy(node: Any) -> Any:
+    """Without what an editor would show to no one's use: titles made of names, and defaults that say nothing."""
+    if isinstance(node, list):
+        return [_tidy(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    dull = {"title"} | (
+        {"default"} if node.get("default") in (None, "") or isinstance(node["default"], dict) else set()
+    )
+    return {key: _tidy(value) for key, value in node.items() if key not in dull}

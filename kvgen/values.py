@@ -148,7 +148,9 @@ Dtypes = Annotated[
 Holds = Annotated[
     tuple[str, ...] | None,
     PlainValidator(_holds),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 2}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}]}
+    ),
 ]
 SlotType = Annotated[
     Literal["int32", "int64"], PlainValidator(_slot_type), WithJsonSchema({"enum": ["int64", "int32"]})

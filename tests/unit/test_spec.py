@@ -1,0 +1,151 @@
+"""Keys, values and the JSON Schema: what the models take, what they refuse, and that the two say the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvgen.diagnostics import KvgenError
+from kvgen.resolve import load_text
+from kvgen.source import parse
+from kvgen.spec import RESERVED, PadSpec, PlaceSpec, Spec, StreamSpec, read_spec, schema
+from kvgen.values import ITEMSIZE
+
+ROOT = Path(__file__).parents[2]
+LAYOUTS = sorted((ROOT / "layouts").glob("*.yaml"))
+TAIL = "buffers: {pool: {holds: [key, value], order: block kv slot head dim}}\n"
+BASE = "name: sample\naxes: {head: 8, dim: 128}\nblock_size: 16\n"
+
+
+def spec(text: str) -> Spec:
+    reading = read_spec(parse(text, "layout.yaml"))
+    assert reading.problems == ()
+    return reading.spec
+
+
+def codes(text: str) -> list[str]:
+    with pytest.raises(KvgenError) as caught:
+        load_text(text)
+    return [diagnostic.code for diagnostic in caught.value.diagnostics]
+
+
+def test_without_streams_there_are_key_and_value_alike():
+    found = spec(BASE + TAIL)
+    assert found.streams == {"key": StreamSpec(), "value": "key"}
+    assert found.streams["key"].dtype == ("bfloat16", "float16")
+    assert found.slots.dtype == "int64"
+    assert found.slots.shard is None
+
+
+@pytest.mark.parametrize("spelling", ["{}", "", "~", "{dtype: [bfloat16, float16]}"])
+def test_a_stream_of_which_nothing_is_said(spelling: str):
+    assert spec(BASE + f"streams:\n  key: {spelling}\n  value: key\n" + TAIL).streams["key"] == StreamSpec()
+
+
+@pytest.mark.parametrize(
+    ("spelling", "place"),
+    [
+        ("key", PlaceSpec(holds="key")),
+        ("{key: slot dim}", PlaceSpec(holds="key", order="slot dim")),
+        ("{key: [slot, dim]}", PlaceSpec(holds="key", order=["slot", "dim"])),
+        ("{key: slot dim, align: 16}", PlaceSpec(holds="key", order="slot dim", align=16)),
+        ("{holds: [key, value], order: kv 1}", PlaceSpec(holds=["key", "value"], order="kv 1")),
+        ("{holds: key, order: 1}", PlaceSpec(holds="key", order="1")),
+        ("{pad: 8}", PadSpec(pad=8)),
+        ("{pad: 8, fill: 255}", PadSpec(pad=8, fill=255)),
+        ("{fields: [key, {pad: 2}]}", PlaceSpec(fields=["key", {"pad": 2}])),
+    ],
+)
+def test_spellings_of_fields(spelling: str, place: PlaceSpec | PadSpec):
+    text = BASE + "buffers:\n  pool: {order: block, fields: [" + spelling + "]}\n"
+    assert spec(text).buffers["pool"].fields == [place]
+
+
+@pytest.mark.parametrize("key", sorted(RESERVED))
+def test_keys_of_later_capabilities_are_told_apart_from_typing_errors(key: str):
+    if RESERVED[key] == ("streams",):
+        text = BASE + f"streams:\n  key: {{{key}: 1}}\n  value: {{}}\n" + TAIL
+    else:
+        text = BASE + TAIL + f"{key}: all\n"
+    assert codes(text) == ["KV204"]
+    assert codes(BASE + TAIL + f"slots: {{{key}: 1}}\n") == ["KV201"]
+
+
+def test_schedule_is_carried_along():
+    hints = load_text(
+        BASE + TAIL + "schedule: {append: {tokens: 4, heads: all, num_warps: 8}, gather: {heads: 2}}\n"
+    ).schedule
+    assert (hints.append.tokens, hints.append.heads, hints.append.num_warps) == (4, "all", 8)
+    assert (hints.gather.tokens, hints.gather.heads, hints.gather.num_warps) == (None, 2, None)
+    assert codes(BASE + TAIL + "schedule: {append: {heads: some}, scatter: {}}\n") == ["KV203", "KV201"]
+
+
+def test_a_wrong_part_does_not_hide_mistakes_elsewhere():
+    text = BASE + "slots: {skip: no}\nstreams: {key: {dim: none}, value: {}}\nbuffers:\n"
+    text += "  keys: {holds: key, order: block slot nothing}\n  values: {holds: value, order: block slot hed dim}\n"
+    assert codes(text) == ["KV203", "KV203", "KV302"]
+
+
+def test_schema_file_is_up_to_date():
+    written = (ROOT / "schema" / "layout.schema.json").read_text(encoding="utf-8")
+    assert written == json.dumps(schema(), indent=2) + "\n", "`kvgen schema --out schema/layout.schema.json` writes it"
+
+
+def test_schema_describes_every_key():
+    found = schema()
+    for model in [found, *found["$defs"].values()]:
+        for alternative in model.get("anyOf", [model]):
+            for key, value in alternative.get("properties", {}).items():
+                assert value.get("description"), key
+
+
+@pytest.fixture(scope="module")
+def validator():
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(schema())
+    return jsonschema.Draft202012Validator(schema())
+
+
+@pytest.mark.parametrize("path", LAYOUTS, ids=lambda path: path.stem)
+def test_schema_takes_shipped_layouts(path: Path, validator):
+    assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=../schema/layout.schema.json\n")
+    validator.validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "streams: {key: {dim: 128, head: none, dtype: int8}, value: key, rope: }",
+        "buffers: {pool: {order: [block, slot, 1], fields: [key, {value: dim, align: 8}, {pad: 8, fill: 0}]}}",
+        "buffers: {pool: {order: 1, align: 4, fields: [{order: slot, fields: [{holds: [key, value], order: kv}]}]}}",
+        "block_size: dynamic\naxes: {head: dynamic, layer: 3}\nparams: {x: 8}",
+        "slots: {dtype: int32, skip: 0, remap: table, shard: {world: 2}}\nschedule: {append: {heads: all}}",
+    ],
+)
+def test_schema_takes_shorthands(text: str, validator):
+    validator.validate({"name": "sample", "block_size": 16, "buffers": {}} | yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "streams: {key: {dims: 128}}",
+        "streams: {key: {dtype: bf16}}",
+        "buffers: {pool: {order: block}}",
+        "buffers: {pool: {order: block, fields: [{fill: 0}]}}",
+        "buffers: {pool: {holds: [key, value, rope], order: block}}",
+        "block_size: 0",
+        "axes: {heads: 8}",
+        "quant: {}",
+    ],
+)
+def test_schema_refuses_mistakes(text: str, validator):
+    assert not validator.is_valid({"name": "sample", "block_size": 16, "buffers": {}} | yaml.safe_load(text))
+
+
+def test_item_sizes_are_those_of_torch():
+    torch = pytest.importorskip("torch")
+    assert {name: getattr(torch, name).itemsize for name in ITEMSIZE} == ITEMSIZE
