@@ -24,6 +24,8 @@ from kvgen.diagnostics import Diagnostic, KvgenError
 
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942", "gfx950")
 PROCESSES = 2
+FEW = 20
+"""Compilations that are not worth a second process, which first has to import torch."""
 
 
 class KernelSpec(Protocol):
@@ -122,7 +124,8 @@ def _run(
     with tempfile.TemporaryDirectory() as folder:
         for layout, text in texts.items():
             (Path(folder) / f"{layout}.py").write_text(text, encoding="utf-8")
-        shares = [list(range(start, len(jobs), PROCESSES)) for start in range(min(PROCESSES, len(jobs)))]
+        processes = PROCESSES if len(jobs) * len(targets) > FEW else 1
+        shares = [list(range(start, len(jobs), processes)) for start in range(processes)]
         workers = []
         for number, share in enumerate(shares):
             work = {"folder": folder, "targets": list(targets), "jobs": [jobs[i] for i in share]}

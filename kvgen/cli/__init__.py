@@ -62,6 +62,6 @@ def main() -> None:
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")
     try:
-        app()
+        app(prog_name="kvgen")
     except KvgenError as error:
         sys.exit(report(error.diagnostics))

@@ -1,0 +1,339 @@
+"""The other commands: what they print, their exit status, and that mistakes are told and not traced."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvgen import __version__, runtime
+from kvgen.cli.codes import COMMANDS, ENTRIES, ENVIRONMENT
+from kvgen.resolve import load
+from tests.command import Result, kvgen
+
+ROOT = Path(__file__).parent.parent
+SHIPPED = sorted(path.stem for path in (ROOT / "layouts").glob("*.yaml"))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments, **environment):
+    """A process of its own, for what depends on the environment or on what is imported when."""
+    command = [sys.executable, "-c", "from kvgen.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+# check
+
+
+def test_check_says_how_many_are_right(folder):
+    assert kvgen("check", *SHIPPED) == Result(0, f"{len(SHIPPED)} layouts are right\n", "")
+    assert kvgen("check", "paged_nhd", "--output-format", "json") == Result(0, "[]\n", "")
+    assert kvgen("check", "paged_nhd", "--output-format", "github") == Result(0, "", "")
+
+
+def test_check_tells_all_mistakes_with_places(folder):
+    text = "name: x\naxes: {head: 8, dim: 128}\nblock_size: 16\nbuffers:\n"
+    text += (
+        "  key_cache: {holds: key, order: block slot head}\n  value_cache: {holds: value, order: blok slot head dim}\n"
+    )
+    Path("x.yaml").write_text(text)
+    result = kvgen("check", "x.yaml")
+    assert (result.code, result.out) == (1, "")
+    assert re.findall(r"^x\.yaml:(\d+):\d+: error\[KV\d+\]", result.err, re.M) == ["5", "6"]
+    found = json.loads(kvgen("check", "x.yaml", "--output-format", "json").out)
+    assert [(d["path"], d["line"]) for d in found] == [("x.yaml", 5), ("x.yaml", 6)]
+    github = kvgen("check", "x.yaml", "--output-format", "github").out
+    assert [line.partition(",col")[0] for line in github.splitlines()] == [
+        "::error file=x.yaml,line=5",
+        "::error file=x.yaml,line=6",
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"name: [", b"a" * 10_000_000, b"- 1\n- 2\n", b"name: 3x\n"])
+def test_check_of_what_is_no_layout(folder, content):
+    Path("x.yaml").write_bytes(content)
+    result = kvgen("check", "x.yaml")
+    assert result.code == 1
+    assert "error[KV" in result.err
+    assert "Traceback" not in result.err
+
+
+# list
+
+
+def test_list_has_a_line_for_each_layout(folder):
+    result = kvgen("list")
+    assert (result.code, result.err) == (0, "")
+    header, *lines = result.out.splitlines()
+    assert header.split()[:3] == ["name", "block", "size"]
+    assert [line.split()[0] for line in lines] == SHIPPED
+    (line,) = [line for line in lines if line.startswith("paged_nhd ")]
+    assert line.split()[1:7] == ["16", "key", "value", "key_cache", "value_cache", "4096"]
+
+
+def test_list_names_the_layouts_here_too(folder):
+    Path("layouts").mkdir()
+    Path("layouts/mine.yaml").write_text((ROOT / "layouts" / "paged_nhd.yaml").read_text().replace("paged_nhd", "mine"))
+    assert "\nmine " in kvgen("list").out
+    assert kvgen("list", "layouts").out.count("\n") == 2
+
+
+# show
+
+
+def test_show_prints_everything(folder):
+    result = kvgen("show", "paged_nhd", "--layers", 4, "--tokens", 100)
+    assert (result.code, result.err) == (0, "")
+    assert "key_cache + block * stride(0) + slot * stride(1) + head * stride(2) + dim" in result.out
+    assert "slot 15 │ 30720 – 30975 │" in result.out
+    assert "pool: 100 tokens = 7 blocks in 4 layers: 1835008 bytes (1.8 MiB)" in result.out
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_canonical_yaml_it_ends_with_is_the_layout(folder, name):
+    out = kvgen("show", name).out
+    Path("again.yaml").write_text(out[out.index(f"\nname: {name}\n") + 1 :])
+    assert load(Path("again.yaml")) == load(ROOT / "layouts" / f"{name}.yaml")
+
+
+def test_show_as_json(folder):
+    facts = json.loads(kvgen("show", "packed_nhd", "--tokens", 32, "--output-format", "json").out)
+    assert facts["buffers"][0]["order"] == "block slot head"
+    assert facts["pool"] == {"layers": 1, "tokens": 32, "blocks": 2, "bytes": 131072}
+    assert yaml.safe_load(facts["canonical"])["name"] == "packed_nhd"
+
+
+def test_show_in_a_terminal_without_these_characters(folder):
+    result = run("show", "paged_nhd", PYTHONIOENCODING="latin-1")
+    assert result.returncode == 0
+    assert "slot 15 ? 30720 ? 30975 ?" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--layers", "0"], ["--tokens", "-3"], ["--tokens", "many"], ["--nonsense"]])
+def test_show_called_wrongly(folder, arguments):
+    assert kvgen("show", "paged_nhd", *arguments).code == 2
+
+
+def test_show_of_a_name_almost_right(folder):
+    result = kvgen("show", "page_nhd")
+    assert result == Result(
+        2, "", "error[KV701]: page_nhd is neither a file nor the name of a layout\n  help: did you mean paged_nhd?\n"
+    )
+
+
+# new
+
+
+def test_new_writes_a_layout_that_is_right(folder):
+    result = kvgen("new", "mine")
+    assert result.code == 0
+    assert result.out.startswith("wrote layouts/mine.yaml")
+    assert kvgen("check", "layouts").out == "1 layout is right\n"
+    assert kvgen("build").code == 0
+
+
+def test_new_like_another_keeps_its_comments(folder):
+    Path("a.yaml").write_text(
+        "# first\nname: 'other' # its name\n" + (ROOT / "layouts/mla.yaml").read_text().partition("name: mla\n")[2]
+    )
+    assert kvgen("new", "mine", "--like", "a.yaml", "--out", "sub").code == 0
+    assert Path("sub/mine.yaml").read_text().startswith("# first\nname: mine # its name\nsummary: ")
+    assert kvgen("new", "mine", "--like", "paged_hnd").code == 0
+    assert load(Path("layouts/mine.yaml")).name == "mine"
+
+
+def test_new_never_overwrites(folder):
+    kvgen("new", "mine")
+    Path("layouts/mine.yaml").write_text("precious\n")
+    result = kvgen("new", "mine")
+    assert result.code == 2
+    assert "error[KV709]: layouts/mine.yaml exists already" in result.err
+    assert Path("layouts/mine.yaml").read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("name", ["3x", "class", "a-b", "../a", "", "a\nb: c"])
+def test_new_refuses_names_that_are_none(folder, name):
+    result = kvgen("new", name)
+    assert result.code == 1
+    assert "error[KV" in result.err
+    assert not list(folder.rglob("*.yaml"))
+    assert not (folder.parent / "a.yaml").exists()
+
+
+# schema
+
+
+def test_schema_prints_writes_and_checks(folder):
+    printed = kvgen("schema").out
+    assert json.loads(printed)["$schema"].startswith("https://json-schema.org/")
+    assert kvgen("schema", "--out", "s/layout.json") == Result(0, "", "")
+    assert Path("s/layout.json").read_text() == printed
+    assert kvgen("schema", "--check", "--out", "s/layout.json") == Result(0, "", "")
+    Path("s/layout.json").write_text(printed + " ")
+    result = kvgen("schema", "--check", "--out", "s/layout.json")
+    assert (result.code, result.err.splitlines()[0]) == (1, "error[KV711]: s/layout.json is out of date")
+    assert kvgen("schema", "--check", "--out", "none.json").err.startswith("error[KV711]: none.json is missing")
+
+
+def test_the_repositorys_schema_is_up_to_date(folder):
+    assert kvgen("schema", "--check") == Result(0, "", "")
+
+
+# explain
+
+
+def test_explain(folder):
+    result = kvgen("explain", "kv703")
+    assert result.out.startswith("KV703: A generated file was edited by hand\n\n")
+    assert kvgen("explain").out.count("\n") == len(ENTRIES)
+    assert kvgen("explain", "KV999") == Result(
+        2, "", "error[KV710]: no code is called KV999\n  help: `kvgen explain` lists them\n"
+    )
+
+
+def test_every_code_in_use_is_in_the_catalogue_and_no_other():
+    used = {code for path in (ROOT / "kvgen").rglob("*.py") for code in re.findall(r'"(KV\d{3})"', path.read_text())}
+    assert used == set(ENTRIES)
+    assert set(ENTRIES) >= ENVIRONMENT
+    assert all(entry.title and entry.cause and entry.cure for entry in COMMANDS.values())
+
+
+# compile and test: their own parts are tested elsewhere
+
+
+def test_compile_checks_against_a_table(folder):
+    call = ("compile", "paged_nhd", "--target", "sm_90", "--table", "t.json")
+    assert kvgen(*call, "--check").err.startswith("error[KV723]: t.json does not exist")
+    Path("t.json").write_text('{"triton": "0", "kernels": {}}')
+    result = kvgen(*call, "--check", "--output-format", "json")
+    assert result.code == 1
+    assert {d["message"] for d in json.loads(result.out)} >= {"paged_nhd _append_kernel sm_90 is not in the table"}
+    assert "was made with triton 0" in kvgen(*call, "--update").err
+
+
+def test_compile_updates_a_part_of_the_table(folder):
+    from importlib.metadata import version
+
+    Path("t.json").write_text(json.dumps({"triton": version("triton"), "kernels": {}}))
+    call = ("compile", "paged_nhd", "--table", "t.json")
+    result = kvgen(*call, "--target", "sm_90", "--update")
+    assert result.code == 0
+    assert "  _append_kernel: " in result.out
+    assert kvgen(*call, "--target", "gfx942", "--update").code == 0
+    rows = json.loads(Path("t.json").read_text())["kernels"]["paged_nhd"]["_append_kernel"]
+    assert list(rows) == ["sm_90", "gfx942"]
+    assert kvgen(*call, "--target", "sm_90", "--check").code == 0
+
+
+@pytest.mark.parametrize("arguments", [["--target", "sm90"], ["--target", "h100"], ["--check", "--update"]])
+def test_compile_called_wrongly(folder, arguments):
+    assert kvgen("compile", "paged_nhd", *arguments).code == 2
+
+
+def test_test_runs_cases_and_says_so(folder):
+    result = run("test", "paged_nhd", "--device", "cpu", "--case", "allocate")
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"paged_nhd +cpu, seed 0: \d+ passed\n", result.stdout)
+
+
+def test_test_of_a_case_that_nobody_has(folder):
+    result = run("test", "paged_nhd", "--device", "cpu", "--case", "nonsense")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error[KV710]: no case is named nonsense")
+
+
+FAULTY = """
+import kvgen.emit.render as render
+from kvgen.cli import main
+
+RIGHT, WRONG = "slot = slot_number % BLOCK_SIZE", "slot = (slot_number + 1) % BLOCK_SIZE"
+original = render.render_all
+
+def faulty(layouts):
+    return {file: text.replace(RIGHT, WRONG) + "del allocate" for file, text in original(layouts).items()}
+
+render.render_all = faulty
+main()
+"""
+
+
+def test_test_names_the_first_difference_and_how_to_see_it_again(folder):
+    command = [
+        sys.executable,
+        "-c",
+        FAULTY,
+        "test",
+        "paged_nhd",
+        "--device",
+        "cpu",
+        "--case",
+        "append",
+        "--case",
+        "allocate",
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert re.search(r"error\[KV731\]: paged_nhd append/\S+: .*expected 0x..", result.stderr)
+    assert "  help: again: kvgen test paged_nhd --seed 0 --case append/" in result.stderr
+    as_json = subprocess.run([*command, "--output-format", "json"], capture_output=True, text=True, check=False)
+    messages = [d["message"] for d in json.loads(as_json.stdout)]
+    assert "paged_nhd: there is no function allocate" in messages
+    assert len(messages) > 4
+
+
+def test_no_such_device(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert runtime.choose_device() == "cpu"
+    assert kvgen("test", "paged_nhd", "--device", "cuda").err.startswith("error[KV713]: torch finds no CUDA device")
+    assert kvgen("test", "paged_nhd", "--device", "cuda").code == 2
+    assert kvgen("test", "paged_nhd", "--device", "tpu").code == 2
+
+
+def test_without_torch(folder):
+    """As on a machine where only the hard dependencies are installed."""
+    hidden = Path("hidden/torch")
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    path = os.pathsep.join([str(hidden.parent), str(ROOT)])
+    for arguments in (["test", "paged_nhd"], ["compile", "paged_nhd", "--target", "sm_90"]):
+        result = run(*arguments, PYTHONPATH=path)
+        assert result.returncode == 2, result.stderr
+        assert "error[KV712]" in result.stderr
+        assert "pip install 'kvgen[run]'" in result.stderr
+    assert run("build", "paged_nhd", PYTHONPATH=path).returncode == 0
+
+
+# all of them
+
+
+def test_version_and_help(folder):
+    assert kvgen("--version") == Result(0, f"kvgen {__version__}\n", "")
+    assert kvgen().code in (0, 2)
+    for command in ("build", "check", "list", "show", "new", "schema", "compile", "test", "explain"):
+        result = kvgen(command, "--help")
+        assert result.code == 0
+        assert "Usage: kvgen " + command in result.out
+
+
+def test_wrong_calls_are_usage_errors(folder):
+    assert kvgen("biuld").code == 2
+    assert kvgen("build", "--output-format", "xml").code == 2
+    assert kvgen("show").code == 2
+
+
+def test_no_colour_where_it_is_not_wanted(folder):
+    for arguments in (["list"], ["--help"], ["check", "nowhere"]):
+        result = run(*arguments, NO_COLOR="1", TERM="xterm-256color")
+        assert "\x1b[3" not in result.stdout + result.stderr
