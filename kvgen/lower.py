@@ -87,7 +87,7 @@ def _fills(layout: Layout, buffer: Buffer) -> Iterator[Fill]:
 def _view(buffer: Buffer, itemsize: int, offset: int, steps: list[Step] | tuple[Step, ...], all_steps) -> View:
     """A view in tensor elements, from offsets and constant steps in bytes."""
     unit = buffer.unit
-    # The largest power of two that divides every byte address of the leaf, on tensors whose strides are multiples of it.
+    # What divides every byte address of the leaf, on tensors whose own strides are multiples of it.
     pitches = [buffer.place.pitch] if isinstance(buffer.place.content, Record) else []
     constants = [step.factor for step in all_steps if step.dim is None]
     access = math.gcd(itemsize, offset, *constants, *pitches)

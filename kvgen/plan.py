@@ -17,7 +17,7 @@ Placement = Literal["slots", "positions", "requests"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one digit adds to an address: ``digit * factor``, times the stride of tensor dimension ``dim`` if there is one.
+    """What one digit adds to an address: ``digit * factor``, times the stride of tensor dimension ``dim`` if any.
 
     ``factor`` counts tensor elements where ``dim`` is None.
     """
@@ -31,8 +31,8 @@ class Step:
 class View:
     """Logical axes to the elements of a tensor.
 
-    ``steps`` are in storage order, slowest first, without digits of size one. ``offset`` and constant steps count tensor
-    elements of ``unit`` bytes; a value takes ``itemsize`` bytes and may be reached in pieces of ``access`` bytes.
+    ``steps`` are in storage order, slowest first, without digits of size one. ``offset`` and constant steps count
+    tensor elements of ``unit`` bytes; a value takes ``itemsize`` bytes and may be reached in pieces of ``access`` bytes.
     """
 
     tensor: str

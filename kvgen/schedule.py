@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvgen.layout import Layout
+from kvgen.layout import KernelHints, Layout
 from kvgen.lower import SLOT_NUMBER
 from kvgen.plan import Copy, Plan, View
 
@@ -24,22 +24,31 @@ MAX_VALUES = 8192  # values of one stream held by a program at the most
 SECTOR = 32  # bytes; shorter runs of a token leave part of each memory transaction unused
 VECTOR = 16  # bytes of the widest access
 DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
+FEW_TOKENS = 512  # up to here a program takes one token even where it could take more
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The tile of one stream: its vector axes, slowest first, and their padded sides (None: known at launch)."""
+    """The tile of one stream: its vector axes, slowest first, and their padded sides (None: known at launch).
+
+    ``runs``: tokens lie along the lanes, and a run of slots in one block is addressed as such.
+    """
 
     order: tuple[str, ...]
     sides: tuple[int | None, ...]
+    runs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """``tokens`` and ``heads`` (None: all) of one program, its warps, and a tile for each stream."""
+    """``tokens`` and ``heads`` (None: all) of one program, its warps, and a tile for each stream.
+
+    ``by_count``: with FEW_TOKENS or less, a program takes one token instead, so that there are enough programs.
+    """
 
     tokens: int
+    by_count: bool
     heads: int | None
     num_warps: int
     tiles: tuple[Tile, ...]
@@ -47,33 +56,44 @@ class Schedule:
 
 def schedule(layout: Layout, plan: Plan) -> Schedule:
     """The schedule for a plan: the layout's own choice where it makes one, else by the rules above."""
-    wish = getattr(getattr(layout, "schedule", None), plan.kind, None)
+    wish: KernelHints = getattr(layout.schedule, plan.kind)
     lanes = [_lane(plan.cache_view(copy)) for copy in plan.copies]
     slot_minor = "token" in lanes
     widest = max(_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
-    heads = _heads(layout, plan, getattr(wish, "heads", None), slot_minor, widest)
+    heads = _heads(layout, plan, wish.heads, slot_minor, widest)
     row = widest * (heads or _side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
-    tokens = getattr(wish, "tokens", None)
-    if tokens is None:
-        tokens = max(1, min(SLOT_TILE, MAX_VALUES // widest) if slot_minor else min(8, TARGET_VALUES // row))
-    num_warps = getattr(wish, "num_warps", None)
-    if num_warps is None:
-        num_warps = max(1, min(8, _side(math.ceil(tokens * row / (1024 if slot_minor else 256)))))
-    tiles = tuple(_tile(layout, copy, lane, tokens, heads, plan.kind == "gather") for copy, lane in zip(plan.copies, lanes, strict=True))
-    return Schedule(tokens, heads, num_warps, tiles)
+    tokens = wish.tokens or _tokens(layout, slot_minor, widest, row)
+    num_warps = wish.num_warps or max(1, min(8, _side(math.ceil(tokens * row / (1024 if slot_minor else 256)))))
+    vector = plan.kind == "gather"
+    tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
+    return Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, tiles)
 
 
-def _tile(layout: Layout, copy: Copy, lane: str, tokens: int, heads: int | None, vector: bool) -> Tile:
+def _tokens(layout: Layout, slot_minor: bool, widest: int, row: int) -> int:
+    """Tokens of one program where there are many."""
+    if not slot_minor:
+        return 1 if row >= TARGET_VALUES else min(8, 2 * TARGET_VALUES // row)
+    tokens = max(1, min(SLOT_TILE, MAX_VALUES // widest))
+    while layout.block_size is not None and tokens > layout.block_size:
+        tokens //= 2
+    return tokens
+
+
+def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None, vector: bool) -> Tile:
     """Tile axes in logical order, but for the one along the lanes, which goes last.
 
-    Appending a token alone leaves early where it is skipped; gathering masks it (``vector``), since its row may be zeroed.
+    Appending a token alone leaves early where it is skipped; gathering masks it (``vector``): its row may be zeroed.
     """
+    view = plan.cache_view(copy)
+    lane = _lane(view)
     sides: dict[str, int | None] = {"token": tokens}
     for axis in layout.stream(copy.stream).axes:
         sides[axis.name] = heads if axis.name == "head" and heads is not None else _side(axis.extent)
     order = [name for name in sides if name != lane] + [lane]
     kept = [name for name in order if sides[name] != 1 or (name == "token" and vector)]
-    return Tile(tuple(kept), tuple(sides[name] for name in kept))
+    fastest = view.steps[-1].digit.axis
+    runs = fastest in ("slot", SLOT_NUMBER) and tokens > 1 and view.unit == view.itemsize
+    return Tile(tuple(kept), tuple(sides[name] for name in kept), runs)
 
 
 def _lane(view: View) -> str:

@@ -62,8 +62,8 @@ def address(
 ) -> Address:
     """The terms that lead from the tensor's first element to the values of ``view``.
 
-    ``variables`` maps axes to kernel variables, ``extents`` axes to their sizes, ``strides`` tensor dimensions to the names
-    of their strides; ``rank`` is that of the tile.
+    ``variables`` maps axes to kernel variables, ``extents`` axes to their sizes, ``strides`` tensor dimensions to the
+    names of their strides; ``rank`` is that of the tile.
     """
     in_values = view.unit != view.itemsize and view.access == view.itemsize
     elements, values = [], []

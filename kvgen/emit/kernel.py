@@ -14,15 +14,15 @@ from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Fill, Plan, View
 from kvgen.schedule import VECTOR, Schedule, Tile, schedule
 
-Role = Literal["pointer", "optional", "stride", "extent", "count", "tile", "flag", "unit"]
+Role = Literal["pointer", "optional", "stride", "extent", "count", "tile", "tokens", "flag", "unit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Arg:
     """A kernel argument: its name, its Triton type, and the launcher's expression for it.
 
-    Pointers, strides and extents are specialised on their divisibility by 16, counts are not; an ``optional`` pointer may be
-    None; ``tile``, ``flag`` and ``unit`` are constexpr.
+    Pointers, strides and extents are specialised on their divisibility by 16, counts are not; an ``optional`` pointer
+    may be None; ``tile``, ``tokens``, ``flag`` and ``unit`` are constexpr.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Arg:
 
     @property
     def declaration(self) -> str:
-        return f"{self.name}: tl.constexpr" if self.role in ("tile", "flag", "unit") else self.name
+        return f"{self.name}: tl.constexpr" if self.role in ("tile", "tokens", "flag", "unit") else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,11 @@ class CopyContext:
     mask_definition: str
     load_mask: str
     store_mask: str
+    read_runs: bool
+    write_runs: bool
+    run: Side  # the cache's side where the tokens are a run of slots in one block
+    run_load_mask: str
+    run_store_mask: str
     read_cast: bool
     write_cast: bool
     read_pieces: bool
@@ -103,6 +108,8 @@ class Kernel:
     stride_unit: int  # elements that strides are counted in, if the layout's own strides are multiples of it
     extra: str  # what _slot_of takes beside the table: a dynamic block size, the rank
     valid: str
+    run_slot: str
+    run_number: str
     in_range: str  # mask of the loads per token
     uses: dict[str, bool]
 
@@ -169,14 +176,17 @@ class _Builder:
 
     def build(self) -> Kernel:
         layout, plan = self.layout, self.plan
-        if self.tiled:
+        if self.tiled and not self.sched.by_count:
             self.constants["TOKENS"] = str(self.sched.tokens)
         copies = tuple(self._copy(copy, tile) for copy, tile in zip(plan.copies, self.sched.tiles, strict=True))
         fills = tuple(self._fill(item) for item in plan.fills)
-        if layout.block_size is not None and self.axes & {"block", "slot"}:
+        runs = any(tile.runs for tile in self.sched.tiles)
+        if layout.block_size is not None and (runs or self.axes & {"block", "slot"}):
             self.constants[block_size_name(layout)] = str(layout.block_size)
         if layout.slots.skip is not None:
             self.constants["SKIP"] = str(layout.slots.skip)
+        uses = self._uses()
+        aligned = uses["run_aligned"]
         return Kernel(
             name=f"_{plan.name}_kernel",
             summary=self._summary(),
@@ -192,8 +202,10 @@ class _Builder:
             stride_unit=self.stride_unit,
             extra=slot_of_extra(layout),
             valid=self._valid(),
+            run_slot="tl.multiple_of(first_slot, TOKENS)" if aligned else "first_slot",
+            run_number="tl.multiple_of(first, TOKENS)" if aligned else "first",
             in_range=", mask=in_range, other=-1" if self.tiled else "",
-            uses=self._uses(),
+            uses=uses,
         )
 
     def _valid(self) -> str:
@@ -207,6 +219,12 @@ class _Builder:
 
     def _uses(self) -> dict[str, bool]:
         plan, slots = self.plan, self.layout.slots
+        run_axes = {
+            step.digit.axis
+            for copy, tile in zip(plan.copies, self.sched.tiles, strict=True)
+            if tile.runs
+            for step in coalesce(self.layout, plan.cache_view(copy).steps)
+        }
         return {
             "tiled": self.tiled,
             "append": plan.kind == "append",
@@ -224,10 +242,16 @@ class _Builder:
             "block": "block" in self.axes,
             "slot": "slot" in self.axes,
             "stride_unit": self.stride_unit > 1,
+            "by_count": self.sched.by_count,
+            "runs": any(tile.runs for tile in self.sched.tiles),
+            "run_slot": bool(run_axes & {"slot", "block"}),
+            "run_number": SLOT_NUMBER in run_axes,
+            "run_aligned": self.layout.block_size is not None and self.layout.block_size % self.sched.tokens == 0,
         }
 
     def _summary(self) -> str:
-        tokens = f"{self.sched.tokens} tokens" if self.sched.tokens > 1 else "one token"
+        count = "TOKENS" if self.sched.by_count else self.sched.tokens
+        tokens = f"{count} tokens" if self.sched.tokens > 1 else "one token"
         streams = [copy.stream for copy in self.plan.copies]
         verb = "writes" if self.plan.kind == "append" else "reads"
         heads = ""
@@ -243,6 +267,14 @@ class _Builder:
         token = subscript(variables["token"].position, rank)
         gather = self.plan.kind == "gather"
         guarded = [f"valid{token}"] if self.tiled or gather else []
+        run = dict(variables)
+        if tile.runs:
+            run |= {
+                "block": Variable("first_block"),
+                "slot": Variable("run_slot", variables["token"].position),
+                SLOT_NUMBER: Variable("run_number", variables["token"].position),
+            }
+        bounded = f", mask={' & '.join(bounds)}" if bounds else ""
         in_pieces = cache.access < cache.itemsize
         cast = cache.unit != cache.itemsize and not in_pieces
         count = cache.itemsize // cache.access
@@ -253,6 +285,11 @@ class _Builder:
             source=self._side(copy.source, copy.stream, variables, rank),
             destination=self._side(copy.destination, copy.stream, variables, rank),
             **self._masks(copy.stream, guarded, [f"written{token}"] if gather else guarded, bounds),
+            read_runs=gather and tile.runs,
+            write_runs=not gather and tile.runs,
+            run=self._side(cache, copy.stream, run, rank),
+            run_load_mask=bounded + (", other=0" if bounded else ""),
+            run_store_mask=bounded,
             read_cast=gather and cast,
             write_cast=not gather and cast,
             read_pieces=gather and in_pieces,
@@ -380,13 +417,16 @@ class _Builder:
         args.append(Arg("num_slots", "i64", "num_slots", "count"))
         if self.tiled or plan.kind == "gather":
             args.append(Arg("num_tokens", "i64", "num_tokens", "count"))
-        if layout.block_size is None and (self.axes & {"block", "slot"} or plan.placement != "slots"):
+        runs = any(tile.runs for tile in self.sched.tiles)
+        if layout.block_size is None and (runs or self.axes & {"block", "slot"} or plan.placement != "slots"):
             args.append(Arg(block_size_name(layout), "i32", block_size_name(layout), "extent"))
         if "layer" in self.axes:
             args.append(Arg("layer", "i32", "layer", "count"))
         args += [*self.extents.values(), *self.strides.values(), *self.tiles.values()]
         if self.stride_unit > 1:
             args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit"))
+        if self.sched.by_count:
+            args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
         if plan.kind == "gather":
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))
         return args

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvgen.axes import Digit, product
-from kvgen.emit.kernel import Kernel
 from kvgen.emit.docs import function_doc
+from kvgen.emit.kernel import Kernel
 from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, tuple_text
 from kvgen.layout import Buffer, Dim, Layout, Record, Stream, leaves_of
 from kvgen.plan import Plan
+from kvgen.schedule import FEW_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Function:
     grid: str
     arguments: tuple[str, ...]
     strided: tuple[str, ...]
+    tokens: str
     num_slots: str
     remap: str
     num_layers: str
@@ -91,13 +93,16 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         parameters=tuple(_parameters(layout, plan, held)),
         first_buffer=held[0].name,
         sizes=tuple(_sizes(layout, held)),
-        buffers=tuple(BufferCheck(b.name, tuple_text(shape_parts(layout, b)), _dtypes(layout, b), _align(plan, b)) for b in held),
+        buffers=tuple(
+            BufferCheck(b.name, tuple_text(shape_parts(layout, b)), _dtypes(layout, b), _align(plan, b)) for b in held
+        ),
         streams=streams,
         outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=True)),
         slots="slot_mapping" if plan.kind == "append" else "slots",
         kernel=kernel,
         grid=_grid(layout, kernel),
         arguments=tuple(arg.value for arg in kernel.args),
+        tokens=f"1 if num_tokens <= {FEW_TOKENS} else {kernel.schedule.tokens}",
         strided=tuple(dict.fromkeys(v.tensor for c in plan.copies for v in (c.source, c.destination))),
         num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
         remap=layout.slots.remap or "",
@@ -255,7 +260,8 @@ def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
 
 def _grid(layout: Layout, kernel: Kernel) -> str:
     sched = kernel.schedule
-    tokens = "num_tokens" if sched.tokens == 1 else f"triton.cdiv(num_tokens, {sched.tokens})"
+    tile = "tokens" if sched.by_count else str(sched.tokens)
+    tokens = "num_tokens" if sched.tokens == 1 else f"triton.cdiv(num_tokens, {tile})"
     if sched.heads is None:
         return f"({tokens},)"
     stream = layout.stream(kernel.plan.copies[0].stream)

@@ -16,8 +16,8 @@ DYNAMIC_TILE = 8
 class KernelSpec:
     """A kernel of a generated module as it is launched on tensors with the smallest strides.
 
-    ``signature`` maps run-time arguments to Triton types, ``constexprs`` the others to their values; ``divisible`` names
-    arguments that are multiples of 16.
+    ``signature`` maps run-time arguments to Triton types, ``constexprs`` the others to their values; ``divisible``
+    names arguments that are multiples of 16.
     """
 
     name: str
@@ -35,12 +35,17 @@ def kernels(layout: Layout) -> list[KernelSpec]:
 def _spec(layout: Layout, plan) -> KernelSpec:
     kernel = build_kernel(layout, plan)
     signature, constexprs, divisible = {}, {}, []
+    values = {
+        "tile": DYNAMIC_TILE,
+        "tokens": kernel.schedule.tokens,
+        "flag": False,
+        "unit": kernel.stride_unit,
+        "optional": None,
+    }
     for arg in kernel.args:
-        if arg.role in ("tile", "flag", "unit", "optional"):
+        if arg.role in ("tile", "tokens", "flag", "unit", "optional"):
             signature[arg.name] = "constexpr"
-            constexprs[arg.name] = {"tile": DYNAMIC_TILE, "flag": False, "unit": kernel.stride_unit, "optional": None}[
-                arg.role
-            ]
+            constexprs[arg.name] = values[arg.role]
             continue
         signature[arg.name] = arg.type
         if arg.role == "pointer" or (arg.role == "stride" and arg.divisible):
