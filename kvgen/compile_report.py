@@ -150,7 +150,7 @@ def _worker_failure(code: int, errors: str) -> Diagnostic:
     return Diagnostic("KV712", f"kernels cannot be compiled here: {last}", hint=RUN_HINT)
 
 
-RUN_HINT = "install torch and triton: pip install 'kvgen[run]'"
+RUN_HINT = "install torch and triton: they are in the extra `run`"
 
 
 def _result(row: Mapping[str, Any]) -> Result:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from kvgen.diagnostics import Diagnostic, KvgenError
 
-INSTALL_HINT = "install torch and triton: pip install 'kvgen[run]'"
+INSTALL_HINT = "install torch and triton: they are in the extra `run`"
 
 
 def choose_device(wanted: str | None = None) -> str:

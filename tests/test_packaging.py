@@ -1,5 +1,6 @@
 """The project around the code: what is installed, what the README promises, what CI runs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import pytest
 
 import kvgen
 from kvgen import resources
+from tests.command import kvgen as kvgen_command
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NO_COMMANDS = {"__init__", "codes", "common"}
 README = (ROOT / "README.md").read_text()
 
 
@@ -109,3 +112,53 @@ def test_the_main_job_names_a_flipped_byte(byte, name, at):
 
 def test_the_main_job_is_called_wrongly():
     assert quickstart("--flip-byte", "393216").returncode == 2
+
+
+def quoted(kind):
+    """The code blocks of the README that say where they come from: (source, block)."""
+    return re.findall(rf"^<!-- {kind}: (.*?) -->\n```\w+\n(.*?)^```", README, re.M | re.S)
+
+
+def test_readme_quotes_files_as_they_are():
+    blocks = quoted("file")
+    assert len(blocks) == 2
+    for path, block in blocks:
+        assert block in (ROOT / path).read_text(), path
+
+
+def test_readme_quotes_commands_as_they_print():
+    ((command, block),) = quoted("command")
+    assert block in kvgen_command(*command.split()[1:]).out
+
+
+def test_readme_names_every_command():
+    table = re.findall(r"^\| `kvgen (\w+)", README, re.M)
+    assert sorted(table) == sorted(
+        path.stem for path in (ROOT / "kvgen" / "cli").glob("*.py") if path.stem not in NO_COMMANDS
+    )
+
+
+def test_readme_links_exist():
+    for text in (README, (ROOT / "CONTRIBUTING.md").read_text()):
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (ROOT / target).exists(), target
+
+
+def test_readme_snippet_runs(tmp_path):
+    """The example of use, on the CPU, with inputs of its own."""
+    (snippet,) = re.findall(r"^```python\n(import torch\n.*?)^```", README, re.M | re.S)
+    preamble = """
+import torch
+block_table = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
+context_lens = torch.tensor([17, 5])
+key, value = (torch.randn(2, 8, 128).bfloat16() for _ in range(2))
+"""
+    checks = """
+assert slots.tolist() == [1 * 16 + 1, 5]
+assert torch.equal(keys, key) and torch.equal(values, value)
+"""
+    assert kvgen_command("build", "paged_x_vector", "--out", tmp_path / "generated").code == 0
+    code = preamble + snippet.replace('"cuda"', '"cpu"').replace("1024", "4") + checks
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

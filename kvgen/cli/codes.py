@@ -84,7 +84,7 @@ COMMANDS: dict[str, Entry] = {
         title="torch or triton is missing",
         cause="Layouts are built without either, but generated modules need both to run and to be compiled.",
         example="",
-        cure="Install them: `pip install 'kvgen[run]'`.",
+        cure="Install them, or kvgen with its extra `run`, which has both.",
     ),
     "KV713": Entry(
         title="There is no such device",
