@@ -12,6 +12,8 @@ import yaml
 
 from kvgen import __version__, runtime
 from kvgen.cli.codes import COMMANDS, ENTRIES, ENVIRONMENT
+from kvgen.cli.common import report
+from kvgen.diagnostics import Diagnostic
 from kvgen.resolve import load
 from tests.command import Result, kvgen
 
@@ -29,6 +31,14 @@ def run(*arguments, **environment):
     """A process of its own, for what depends on the environment or on what is imported when."""
     command = [sys.executable, "-c", "from kvgen.cli import main; main()", *map(str, arguments)]
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+# exit status
+
+
+def test_status_is_two_only_if_nothing_was_found_wrong():
+    missing, stale = Diagnostic("KV701", "there is none"), Diagnostic("KV705", "it is stale")
+    assert [report(found) for found in ([], [missing], [stale], [missing, stale])] == [0, 2, 1, 1]
 
 
 # check

@@ -203,6 +203,11 @@ def test_picture_of_a_pair_whose_halves_lie_apart():
         └──────────────────────────────── 0 – 31 ┘""")
 
 
+def test_picture_of_pages_with_others_between():
+    text = STACKED.replace("kv block slot head dim", "kv head block slot dim")
+    assert drawn(text).splitlines()[-1].endswith(" 0 – 16 * num_blocks + 15 ┘")
+
+
 def test_picture_of_records_with_padding():
     assert drawn(RECORD) == dedent("""\
         each cell: a record of 32 bytes
