@@ -32,7 +32,7 @@ class View:
     """Logical axes to the elements of a tensor.
 
     ``steps`` are in storage order, slowest first, without digits of size one. ``offset`` and constant steps count
-    tensor elements of ``unit`` bytes; a value takes ``itemsize`` bytes and may be reached in pieces of ``access`` bytes.
+    tensor elements of ``unit`` bytes; a value takes ``itemsize`` bytes, reached in pieces of ``access`` bytes.
     """
 
     tensor: str

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from kvgen import sizes
-from kvgen.axes import Axis, product
+from kvgen.axes import Axis
+from kvgen.emit.args import Arg, data_args, placement_args, stride_factors, stride_unit
 from kvgen.emit.index import Variable, address, dim_name, subscript
-from kvgen.emit.names import TRITON_TYPES, block_size_name, extent_name, extents_of, index_name
+from kvgen.emit.names import block_size_name, extent_name, extents_of, index_name
 from kvgen.layout import Layout
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Fill, Plan, View
-from kvgen.schedule import VECTOR, Schedule, Tile, schedule
-
-Role = Literal["pointer", "optional", "stride", "extent", "count", "tile", "tokens", "flag", "unit"]
-
-
-@dataclass(frozen=True, slots=True)
-class Arg:
-    """A kernel argument: its name, its Triton type, and the launcher's expression for it.
-
-    Pointers, strides and extents are specialised on their divisibility by 16, counts are not; an ``optional`` pointer
-    may be None; ``tile``, ``tokens``, ``flag`` and ``unit`` are constexpr.
-    """
-
-    name: str
-    type: str
-    value: str
-    role: Role
-    divisible: bool = False  # whether a stride is a multiple of 16 in tensors that are not padded
-
-    @property
-    def declaration(self) -> str:
-        return f"{self.name}: tl.constexpr" if self.role in ("tile", "tokens", "flag", "unit") else self.name
+from kvgen.schedule import Schedule, Tile, schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +118,7 @@ class _Builder:
         self.extents: dict[str, Arg] = {}
         self.tiles: dict[str, Arg] = {}
         self.constants: dict[str, str] = {}
-        self.stride_unit = self._stride_unit()
+        self.stride_unit = stride_unit(layout, plan)
         self.definitions: dict[str, str] = {}
         views = [view for copy in plan.copies for view in (copy.source, copy.destination)]
         views += [fill.view for fill in plan.fills]
@@ -148,31 +126,6 @@ class _Builder:
         self.axes = {step.digit.axis for step in steps}
         # Variables that strides of tensors multiply are 64 bits wide before the product.
         self.wide = {step.digit.axis for step in steps if step.dim is not None}
-
-    def _stride_unit(self) -> int:
-        """Elements of a 16-byte access where some stride is a multiple of that and not of 16 elements, else 1.
-
-        The compiler itself looks at divisibility by 16 only; strides handed over in such units stay known as multiples.
-        """
-        strides = [
-            factor
-            for copy in self.plan.copies
-            for view in (copy.source, copy.destination)
-            for step in coalesce(self.layout, view.steps)
-            if step.dim is not None
-            for factor in self._stride_factors(view, copy.stream, step.dim)
-        ]
-        unit = VECTOR // min(self.plan.cache_view(copy).unit for copy in self.plan.copies)
-        short = any(factor % 16 for factor in strides)
-        return unit if unit < 16 and short and all(factor % unit == 0 for factor in strides) else 1
-
-    def _stride_factors(self, view: View, stream: str, dim: int) -> list[int]:
-        """What divides a stride of a tensor that is not padded: its constant factor, term by term."""
-        buffer = next((b for b in self.layout.buffers if b.name == view.tensor), None)
-        if buffer is None:
-            return [product(axis.extent for axis in self.layout.stream(stream).axes[dim:]) or 1]
-        stride = sizes.strides(self.layout, buffer)[dim]
-        return [int(factor) if factor.denominator == 1 else 1 for _, factor in stride.terms]
 
     def build(self) -> Kernel:
         layout, plan = self.layout, self.plan
@@ -395,27 +348,16 @@ class _Builder:
         else:
             name = f"{view.tensor}_stride_{dim_name(buffer.place.dims[dim], extents)}"
         unit = self.stride_unit
-        divisible = all(factor % (16 * unit) == 0 for factor in self._stride_factors(view, stream, dim))
+        divisible = all(factor % (16 * unit) == 0 for factor in stride_factors(self.layout, view, stream, dim))
         value = f"{view.tensor}.stride({dim})" + (" // stride_unit" if unit > 1 else "")
         self.strides[name] = Arg(name, "i64", value, "stride", divisible)
         return f"{name} * STRIDE_UNIT" if unit > 1 else name
 
     def _args(self) -> list[Arg]:
         plan, layout = self.plan, self.layout
-        args = [self._pointer(view) for copy in plan.copies for view in [plan.dense_view(copy)]]
-        cache = {plan.cache_view(copy).tensor: None for copy in plan.copies}
-        args += [
-            Arg(f"{b.name}_ptr", "*" + TRITON_TYPES[b.dtypes[0]], b.name, "pointer")
-            for b in layout.buffers
-            if b.name in cache
-        ]
-        args += self._placement_args()
-        if layout.slots.remap:
-            remap = layout.slots.remap
-            args.append(Arg(f"{remap}_ptr", "*i64", remap, "pointer"))
-            args.append(Arg(f"{remap}_length", "i64", f"{remap}.shape[0]", "count"))
+        args = [*data_args(layout, plan), *placement_args(layout, plan)]
         args.append(Arg("num_slots", "i64", "num_slots", "count"))
-        if self.tiled or plan.kind == "gather":
+        if self.tiled:
             args.append(Arg("num_tokens", "i64", "num_tokens", "count"))
         runs = any(tile.runs for tile in self.sched.tiles)
         if layout.block_size is None and (runs or self.axes & {"block", "slot"} or plan.placement != "slots"):
@@ -430,36 +372,3 @@ class _Builder:
         if plan.kind == "gather":
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))
         return args
-
-    def _pointer(self, view: View) -> Arg:
-        name = view.tensor
-        stream = next(s for s in self.layout.streams if name in (s.name, f"{s.name}_out"))
-        return Arg(f"{name}_ptr", "*" + TRITON_TYPES[stream.dtypes[0]], name, "pointer")
-
-    def _placement_args(self) -> list[Arg]:
-        if self.plan.placement == "slots":
-            name = "slot_mapping" if self.plan.kind == "append" else "slots"
-            return [Arg(f"{name}_ptr", "*i64", name, "pointer")]
-        table = [
-            Arg("block_table_ptr", "*i32", "block_table", "pointer"),
-            Arg("block_table_stride", "i64", "block_table.stride(0)", "count"),
-            Arg("num_columns", "i32", "block_table.shape[1]", "count"),
-        ]
-        rank = [Arg("rank", "i32", "rank", "count")] if self.layout.slots.shard else []
-        if self.plan.placement == "positions":
-            return [
-                *table,
-                Arg("num_rows", "i32", "block_table.shape[0]", "count"),
-                Arg("positions_ptr", "*i64", "positions", "pointer"),
-                Arg("request_ids_ptr", "*i64", "request_ids", "optional"),
-                *rank,
-            ]
-        return [
-            *table,
-            Arg("seq_lens_ptr", "*i32", "seq_lens", "pointer"),
-            Arg("cu_seq_lens_ptr", "*i32", "cu_seq_lens", "pointer"),
-            Arg("starts_ptr", "*i32", "starts", "optional"),
-            Arg("num_requests", "i32", "num_requests", "count"),
-            Arg("search_step", "i32", "search_step", "count"),
-            *rank,
-        ]

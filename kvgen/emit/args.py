@@ -1,0 +1,114 @@
+"""The arguments of copying kernels, and how the launcher hands them over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvgen import sizes
+from kvgen.axes import product
+from kvgen.emit.names import TRITON_TYPES
+from kvgen.layout import Layout
+from kvgen.lower import coalesce
+from kvgen.plan import Plan, View
+from kvgen.schedule import VECTOR
+
+Role = Literal["pointer", "optional", "stride", "extent", "count", "tile", "tokens", "flag", "unit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Arg:
+    """A kernel argument: its name, its Triton type, and the launcher's expression for it.
+
+    Pointers, strides and extents are specialised on their divisibility by 16, counts are not; an ``optional`` pointer
+    may be None; ``tile``, ``tokens``, ``flag`` and ``unit`` are constexpr.
+    """
+
+    name: str
+    type: str
+    value: str
+    role: Role
+    divisible: bool = False  # whether a stride is a multiple of 16 in tensors that are not padded
+
+    @property
+    def declaration(self) -> str:
+        return f"{self.name}: tl.constexpr" if self.role in ("tile", "tokens", "flag", "unit") else self.name
+
+
+def data_args(layout: Layout, plan: Plan) -> list[Arg]:
+    """Pointers of the streams' tensors and of the buffers, in the order of the layout."""
+    cache = {plan.cache_view(copy).tensor for copy in plan.copies}
+    args = []
+    for copy in plan.copies:
+        name, dtype = plan.dense_view(copy).tensor, layout.stream(copy.stream).dtypes[0]
+        args.append(Arg(f"{name}_ptr", f"*{TRITON_TYPES[dtype]}", name, "pointer"))
+    for buffer in layout.buffers:
+        if buffer.name in cache:
+            args.append(Arg(f"{buffer.name}_ptr", f"*{TRITON_TYPES[buffer.dtypes[0]]}", buffer.name, "pointer"))
+    return args
+
+
+def placement_args(layout: Layout, plan: Plan) -> list[Arg]:
+    """What a token's slot number is found with."""
+    remap = layout.slots.remap
+    mapped = []
+    if remap:
+        mapped = [
+            Arg(f"{remap}_ptr", "*i64", remap, "pointer"),
+            Arg(f"{remap}_length", "i64", f"{remap}.shape[0]", "count"),
+        ]
+    if plan.placement == "slots":
+        name = "slot_mapping" if plan.kind == "append" else "slots"
+        return [Arg(f"{name}_ptr", "*i64", name, "pointer"), *mapped]
+    table = [
+        Arg("block_table_ptr", "*i32", "block_table", "pointer"),
+        Arg("block_table_stride", "i64", "block_table.stride(0)", "count"),
+        Arg("num_columns", "i32", "block_table.shape[1]", "count"),
+    ]
+    rank = [Arg("rank", "i32", "rank", "count")] if layout.slots.shard else []
+    if plan.placement == "positions":
+        return [
+            *table,
+            Arg("num_rows", "i32", "block_table.shape[0]", "count"),
+            Arg("positions_ptr", "*i64", "positions", "pointer"),
+            Arg("request_ids_ptr", "*i64", "request_ids", "optional"),
+            *rank,
+            *mapped,
+        ]
+    return [
+        *table,
+        Arg("seq_lens_ptr", "*i32", "seq_lens", "pointer"),
+        Arg("cu_seq_lens_ptr", "*i32", "cu_seq_lens", "pointer"),
+        Arg("starts_ptr", "*i32", "starts", "optional"),
+        Arg("num_requests", "i32", "num_requests", "count"),
+        Arg("search_step", "i32", "search_step", "count"),
+        *rank,
+        *mapped,
+    ]
+
+
+def stride_unit(layout: Layout, plan: Plan) -> int:
+    """Elements of a 16-byte access where some stride is a multiple of that and not of 16 elements, else 1.
+
+    The compiler itself looks at divisibility by 16 only; strides handed over in such units stay known as multiples.
+    """
+    strides = [
+        factor
+        for copy in plan.copies
+        for view in (copy.source, copy.destination)
+        for step in coalesce(layout, view.steps)
+        if step.dim is not None
+        for factor in stride_factors(layout, view, copy.stream, step.dim)
+    ]
+    unit = VECTOR // min(plan.cache_view(copy).unit for copy in plan.copies)
+    short = any(factor % 16 for factor in strides)
+    return unit if unit < 16 and short and all(factor % unit == 0 for factor in strides) else 1
+
+
+def stride_factors(layout: Layout, view: View, stream: str, dim: int) -> list[int]:
+    """The constant factors of a stride, term by term, in tensors that are not padded."""
+    buffer = next((b for b in layout.buffers if b.name == view.tensor), None)
+    if buffer is None:
+        return [product(axis.extent for axis in layout.stream(stream).axes[dim:]) or 1]
+    stride = sizes.strides(layout, buffer)[dim]
+    return [int(factor) if factor.denominator == 1 else 1 for _, factor in stride.terms]

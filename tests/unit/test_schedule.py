@@ -1,0 +1,111 @@
+"""Schedules: what is chosen, and that no choice changes a byte."""
+
+import dataclasses
+import importlib.util
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvgen import reference
+from kvgen.emit.render import render_raw
+from kvgen.layout import KernelHints, ScheduleHints
+from kvgen.lower import lower
+from kvgen.resolve import load, load_text
+from kvgen.schedule import Schedule, schedule
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def chosen(name: str, function: str = "append") -> Schedule:
+    layout = load(ROOT / "layouts" / f"{name}.yaml")
+    return schedule(layout, next(plan for plan in lower(layout) if plan.name == function))
+
+
+def test_one_token_with_all_heads_where_dim_is_fastest() -> None:
+    for name in ("paged_nhd", "paged_hnd", "packed_hnd", "cross_layer_nhd"):
+        found = chosen(name)
+        assert (found.tokens, found.heads, found.num_warps) == (1, None, 4)
+        assert [tile.order for tile in found.tiles] == [("head", "dim"), ("head", "dim")]
+
+
+def test_a_tile_of_tokens_where_slot_is_fastest() -> None:
+    found = chosen("paged_x_vector")
+    assert (found.tokens, found.by_count, found.heads, found.num_warps) == (16, True, 1, 2)
+    assert [(tile.order, tile.runs) for tile in found.tiles] == [(("dim", "token"), False), (("dim", "token"), True)]
+
+
+def test_small_rows_share_a_program() -> None:
+    found = chosen("mla")
+    assert (found.tokens, found.by_count) == (4, True)
+
+
+def test_sides_are_powers_of_two_and_bounded() -> None:
+    text = "name: x\naxes: {head: 96, dim: 80}\nblock_size: 16\nbuffers:\n"
+    layout = load_text(text + "  pool: {holds: [key, value], order: block slot kv head dim}\n")
+    found = schedule(layout, lower(layout)[0])
+    assert found.heads == 64
+    assert [tile.sides for tile in found.tiles] == [(64, 128), (64, 128)]
+
+
+def test_a_stream_that_all_heads_share_is_never_divided_by_heads() -> None:
+    text = "name: x\nblock_size: 4\nstreams: {key: {head: none, dim: 8}, value: {dim: 8}}\naxes: {head: 4}\nbuffers:\n"
+    text += "  k: {holds: key, order: block slot dim}\n  v: {holds: value, order: block head dim slot}\n"
+    layout = load_text(text)
+    assert schedule(layout, lower(layout)[0]).heads is None
+
+
+LAYOUTS = {
+    "vectors": """
+  k: {holds: key, order: block head dim//4 slot dim%4}
+  v: {holds: value, order: block head dim slot}
+""",
+    "splits": """
+  k: {holds: key, order: head%3 block slot//2 dim slot%2 head//3}
+  v: {holds: value, order: (block slot) head dim}
+""",
+    "record": """
+  pool: {order: block slot, fields: [{pad: 1, fill: 3}, {order: head, fields: [key, {pad: 3}, value]}]}
+""",
+}
+HINTS = [KernelHints(t, h, w) for t, h, w in product((1, 2, 8), (1, 2, "all"), (1,))]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_schedule_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
+    text = f"name: {name}\naxes: {{head: 6, dim: 12}}\nblock_size: 6\nbuffers:\n"
+    layout = load_text(text + LAYOUTS[name])
+    generator = torch.Generator().manual_seed(5)
+    slots = torch.tensor([0, 1, 2, 3, 4, 5, 17, -1, 11, 30, 12, 13, 14, 15, 6, 7])
+    sources = {
+        s.name: torch.randn(len(slots), 6, 12, generator=generator, dtype=torch.float32).bfloat16()
+        for s in layout.streams
+    }
+    expected = None
+    for number, hints in enumerate([KernelHints(), *HINTS]):
+        variant = dataclasses.replace(layout, schedule=ScheduleHints(hints, hints))
+        module = load_module(render_raw(variant), tmp_path / f"{name}_{number}.py")
+        made = module.allocate(3)
+        buffers = made if isinstance(made, tuple) else (made,)
+        for buffer in buffers:
+            buffer.view(torch.uint8).fill_(0xA5)
+        if expected is None:
+            expected = [buffer.clone() for buffer in buffers]
+            named = {b.name: tensor for b, tensor in zip(layout.buffers, expected, strict=True)}
+            reference.append(layout, sources, named, slots)
+        module.append(*sources.values(), *buffers, slots)
+        for mine, theirs in zip(buffers, expected, strict=True):
+            assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8)), hints
+        inside = (slots >= 0) & (slots < 18)
+        for read, source in zip(module.gather(*buffers, slots), sources.values(), strict=True):
+            assert torch.equal(read[inside], source[inside]), hints
+            assert not read[~inside].any(), hints
+
+
+def load_module(text: str, path: Path):
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
