@@ -92,14 +92,15 @@ buffers:
     assert "  - {value: head%1 dim}" in canonical(layout)
 
 
-def test_shared_terms_keep_their_remainder_where_streams_differ():
-    text = """
+@pytest.mark.parametrize("streams", ["key: {dim: 64}, value: {dim: 128}", "value: {dim: 128}, key: {dim: 64}"])
+def test_shared_terms_keep_their_remainder_where_streams_differ(streams: str):
+    text = f"""
 name: sample
-axes: {head: 2}
+axes: {{head: 2}}
 block_size: 4
-streams: {key: {dim: 64}, value: {dim: 128}}
+streams: {{{streams}}}
 buffers:
-  pool: {order: block slot head dim//8%8, fields: [{key: dim%8}, {value: dim//64 dim%8}]}
+  pool: {{order: block slot head dim//8%8, fields: [{{key: dim%8}}, {{value: dim//64 dim%8}}]}}
 """
     layout = load_text(text)
     assert "order: block slot head dim//8%8" in canonical(layout)

@@ -122,7 +122,7 @@ def test_alignment_and_padding_in_nested_records():
     found = layout(
         "pool: {order: block slot//4, align: 64, fields: ["
         "{order: slot%4 head, align: 8, fields: [{key: dim}, {pad: 3}, value]},"
-        "{rope: slot%4 dim, align: 16}, {pad: 5}]}",
+        "{rope: slot%4 dim, align: 128}, {pad: 5}]}",
         axes="head: 2, dim: 6",
         streams="key: , value: {dim: 3}, rope: {head: none, dim: 5, dtype: float32}",
     )
@@ -131,14 +131,14 @@ def test_alignment_and_padding_in_nested_records():
     value = Place(dims(Digit("dim", 1, 3)), Holds(("value",), 2))
     row = Record((Field(0, key), Field(12, Pad(3)), Field(15, value)), 21)
     rows = Place(dims(Digit("slot", 1, 4), Digit("head", 1, 2)), row, align=8)
-    rope = Place(dims(Digit("slot", 1, 4), Digit("dim", 1, 5)), Holds(("rope",), 4), align=16)
+    rope = Place(dims(Digit("slot", 1, 4), Digit("dim", 1, 5)), Holds(("rope",), 4), align=128)
     assert (rows.pitch, rows.size) == (24, 192)
     assert buffer.place == Place(
         dims(BLOCK, Digit("slot", 4, 4)),
-        Record((Field(0, rows), Field(192, rope), Field(192 + 80, Pad(5))), 277),
+        Record((Field(0, rows), Field(256, rope), Field(256 + 80, Pad(5))), 341),
         align=64,
     )
-    assert buffer.place.pitch == 320
+    assert buffer.place.pitch == 384
     assert (buffer.unit, buffer.dtypes) == (1, ("uint8",))
 
 
@@ -271,6 +271,13 @@ def test_layers():
     assert codes(
         "p: {holds: [key, value], order: kv layer//4 block slot head dim}", axes="head: 8, dim: 128, layer: 12"
     ) == ["KV304"]
+
+
+def test_axes_of_extent_one_are_covered_once_too():
+    assert codes("p: {holds: [key, value], order: block kv slot head head dim}", axes="head: 1, dim: 8") == ["KV305"]
+    assert codes("p: {holds: [key, value], order: block kv slot dim}", axes="head: 1, dim: 8") == ["KV304"]
+    found = layout("p: {holds: [key, value], order: block kv slot head head%1 dim//8 dim}", axes="head: 1, dim: 8")
+    assert [dim.size for dim in found.buffers[0].place.dims] == [None, 2, 16, 1, 1, 1, 8]
 
 
 def test_fill_needs_a_record_of_one_token():

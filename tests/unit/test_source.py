@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,7 @@ def test_line_endings_and_byte_order_mark():
     assert load_text(body.replace(b"\n", b"\r\n")) == plain
     assert load_text(b"\xef\xbb\xbf" + body) == plain
     assert load_text(body.decode()) == plain
+    assert ("KV201", 1, 1) in diagnose(b"\xef\xbb\xbfnmae: x")
     wrong = body.replace(b"block slot head", b"block slot hed")
     for ending in (b"\n", b"\r\n", b"\r"):
         assert diagnose(b"\xef\xbb\xbf" + wrong.replace(b"\n", ending)) == [("KV302", 8, 23)]
@@ -128,9 +130,15 @@ def test_large_files_are_not_read(tmp_path: Path):
         load_text("é" * SIZE_LIMIT)
 
 
-def test_endless_files_are_not_read():
+def test_no_more_is_read_than_tells_that_it_is_too_much(monkeypatch: pytest.MonkeyPatch):
+    class Endless(io.BytesIO):
+        def read(self, size: int = -1) -> bytes:
+            assert size == SIZE_LIMIT + 1
+            return b"#" * size
+
+    monkeypatch.setattr("builtins.open", lambda *_: Endless())
     with pytest.raises(KvgenError, match="larger than 256 KiB"):
-        read("/dev/zero")
+        read("layout.yaml")
 
 
 @pytest.mark.parametrize("what", ["folder", "missing", "nul"])
