@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -63,6 +64,8 @@ def _compile(paths: list[str] | None, targets: list[str]) -> tuple[str, Report]:
     layouts = [layout for _, layout in load_all(find_layouts(paths))]
     texts = {file.removesuffix(".py"): text for file, text in render_all(layouts).items()}
     specs = {layout.name: kernels(layout) for layout in layouts}
+    if sys.stderr.isatty():  # all layouts take a minute or two
+        typer.echo(f"compiling {sum(map(len, specs.values()))} kernels for {len(targets)} targets", err=True)
     return compile_report.compile_all(texts, specs, targets)
 
 
