@@ -5,49 +5,36 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+from collections.abc import Iterable
 
 FUNCTIONS = ("append", "append_positions", "gather", "gather_paged", "slot_mapping", "fill_slots", "allocate")
-
-ARGUMENTS = (
-    "block_size",
-    "block_table",
-    "block_table_row",
-    "context_lens",
-    "count",
-    "cu_seq_lens",
-    "device",
-    "dtype",
-    "head_dim",
-    "layer",
-    "num_blocks",
-    "num_heads",
-    "num_layers",
-    "num_requests",
-    "num_tokens",
-    "out",
-    "positions",
-    "query_start_loc",
-    "rank",
-    "request_ids",
-    "seq_lens",
-    "slots",
-    "start_pos",
-    "starts",
-    "total_tokens",
-    "zero_skipped",
-)
 
 AXES = ("block", "slot", "token", "head", "dim", "kv", "layer", "request", "position")
 
 KEYS = ("holds", "order", "fields", "align", "pad", "fill")
 
-_MODULES = ("torch", "triton", "tl", "LAYOUT")
+_ARGUMENTS = """
+block_size block_table block_table_row context_lens count cu_seq_lens device dtype head_dim layer num_blocks num_heads
+num_layers num_requests num_tokens out positions query_start_loc rank request_ids seq_lens slots start_pos starts
+total_tokens zero_skipped
+"""
+
+_VARIABLES = """
+block_table_stride column contextlib dtypes exact first first_block first_slot given in_range index inside known length
+name ndim num_columns num_out num_rows num_slots offset reach run_slot search_step shape size slot_number start step
+stride stride_unit strides tensor tensors tl tokens torch triton unit valid whole written
+"""
+
+_USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())
+"""What generated functions and kernels call things that no layout names."""
+
 _IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _LONGEST = 64
+_DERIVED = re.compile("(_out)?(_(ptr|length|dim|stride.*))?")
 
 
 def objection(name: str) -> str | None:
-    """Why a name cannot be one of the generated module's, or None."""
+    """Why a name cannot be one of generated Python's, or None."""
     if not _IDENTIFIER.fullmatch(name):
         return "is no identifier: letters, digits and `_`, a letter first"
     if len(name) > _LONGEST:
@@ -58,19 +45,26 @@ def objection(name: str) -> str | None:
         return "is a name of Python's own"
     if name in ("null", "true", "false"):
         return "is a word of YAML"
-    if name in _MODULES:
-        return "is a name that generated modules use"
+    if name in ("torch", "triton"):
+        return "is the name of a module that generated modules import"
     return None
 
 
-def argument_objection(name: str) -> str | None:
-    """Why a stream, a buffer or a table cannot have a name: they are arguments of generated functions."""
-    if name in AXES:
+def argument_objection(name: str, others: Iterable[str] = ()) -> str | None:
+    """Why a stream, a buffer or a table cannot have a name beside others: they are arguments of generated functions."""
+    if name in AXES and name != "kv":  # the one that no kernel has a variable of
         return "is the name of an axis"
     if name in KEYS:
         return "is a key of places"
     if name in FUNCTIONS:
         return "is the name of a generated function"
-    if name in ARGUMENTS:
-        return "is the name of another argument of generated functions"
+    if name in _USED or (len(name) > 1 and name.isupper()) or name.endswith("_ptr"):
+        return "is used in generated modules for something else"
+    for other in others:
+        if name == other:
+            return "is given twice"
+        if name.casefold() == other.casefold():
+            return f"differs from `{other}` in case only"
+        if name == f"append_{other}" or (name.startswith(other) and _DERIVED.fullmatch(name[len(other) :])):
+            return f"is used in generated modules for something of `{other}`"
     return objection(name)

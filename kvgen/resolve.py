@@ -90,21 +90,15 @@ class _Resolver:
         spec = self.spec
         if ("name",) not in self.wrong and (why := objection(spec.name)):
             self.report("KV205", f"the layout's name `{spec.name}` {why}", ("name",))
-        taken: dict[str, str] = {}
-        remap = [spec.slots.remap] if spec.slots.remap is not None else []
         arguments = [(name, ("streams", name), "stream") for name in spec.streams]
         arguments += [(name, ("buffers", name), "buffer") for name in spec.buffers]
-        arguments += [(name, ("slots", "remap"), "table") for name in remap]
-        functions = {f"append_{name}" for name in spec.streams}
-        for name, location, kind in arguments:
-            why = argument_objection(name)
-            if why is None and name in taken:
-                why = f"is the name of a {taken[name]} too"
-            if why is None and name in functions:
-                why = "is the name of a generated function"
-            if why:
+        if spec.slots.remap is not None:
+            arguments.append((spec.slots.remap, ("slots", "remap"), "table"))
+        for i, (name, location, kind) in enumerate(arguments):
+            # Of two that are equal the second is at fault; a name made from another is, wherever it stands.
+            others = [other for j, (other, *_) in enumerate(arguments) if j < i or other.casefold() != name.casefold()]
+            if why := argument_objection(name, others):
                 self.report("KV205", f"the {kind} name `{name}` {why}", location, key=kind != "table")
-            taken.setdefault(name, kind)
         for name in spec.params:
             if why := ("is the name of an axis" if name in AXES else objection(name)):
                 self.report("KV205", f"the param name `{name}` {why}", ("params", name), key=True)

@@ -1,0 +1,80 @@
+"""Names of layouts, and that none they may give is one that generated modules use themselves."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvgen.names import argument_objection, objection
+from kvgen.resolve import load
+
+ROOT = Path(__file__).parents[2]
+MODULES = sorted((ROOT / "generated").glob("*.py"))
+
+
+def identifiers(text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_no_name_of_a_generated_module_is_free(path: Path):
+    layout = load(ROOT / "layouts" / f"{path.stem}.yaml")
+    own = [item.name for item in (*layout.streams, *layout.buffers)]
+    own += [layout.slots.remap] if layout.slots.remap else []
+    used = set(identifiers(path.read_text(encoding="utf-8"))) - set(own)
+    assert {name for name in used if argument_objection(name, own) is None} == set()
+
+
+@pytest.mark.parametrize("name", ["key", "K", "kv", "k_cache", "Keys", "x1", "a" * 64, "outer", "keys_out", "values"])
+def test_names_that_are_free(name: str):
+    assert objection(name) is None
+    assert argument_objection(name, ["value", "pool"]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "is no identifier"),
+        ("_key", "is no identifier"),
+        ("1key", "is no identifier"),
+        ("key-cache", "is no identifier"),
+        ("clé", "is no identifier"),
+        ("a" * 65, "is longer than 64"),
+        ("lambda", "is a keyword"),
+        ("match", "is a keyword"),
+        ("len", "is a name of Python's own"),
+        ("true", "is a word of YAML"),
+        ("torch", "is the name of a module"),
+    ],
+)
+def test_names_no_part_of_a_layout_can_have(name: str, why: str):
+    assert objection(name).startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("slot", "is the name of an axis"),
+        ("holds", "is a key of places"),
+        ("gather", "is the name of a generated function"),
+        ("out", "is used in generated modules for something else"),
+        ("TOKENS", "is used in generated modules for something else"),
+        ("x_ptr", "is used in generated modules for something else"),
+        ("value", "is given twice"),
+        ("Value", "differs from `value` in case only"),
+        ("value_out", "is used in generated modules for something of `value`"),
+        ("value_stride_head", "is used in generated modules for something of `value`"),
+        ("append_value", "is used in generated modules for something of `value`"),
+    ],
+)
+def test_names_no_argument_can_have(name: str, why: str):
+    assert argument_objection(name, ["value", "pool"]) == why
