@@ -20,8 +20,9 @@ def module_doc(layout: Layout) -> list[str]:
         lines += _buffer_lines(layout, buffer)
     lines += [
         "",
-        f"A token takes {sizes.token_bytes(layout)} bytes{' per layer' if layout.layers else ''}. Its slot number is",
-        f"{words[0]} * {size} + {words[1]}. Strides are read from the tensors, in elements, and may be larger.",
+        f"A token takes {sizes.token_bytes(layout)} bytes{' in each layer' if layout.layers else ''}. "
+        f"Its slot number is {words[0]} * {size} + {words[1]}.",
+        "Strides are read from the tensors, in elements, and may be larger than these.",
     ]
     return lines
 
@@ -75,31 +76,29 @@ def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
     lines: list[str] = []
     if plan.kind == "append":
         summary = f"Write new tokens' {joined} into {cache}, in one launch."
-        lines += [f"{name} is {_dense(layout, name, more=True)}." for name in names]
+        for name in names:
+            lines.append(f"{name} {_dense(layout, name)}, of T tokens or more, with any strides but the last.")
     else:
         summary = f"Read tokens' {joined} back from {cache}, in one launch."
-        lines += [f"Returns {', '.join(f'{name} {_dense(layout, name)}' for name in names)}."]
+        lines.append(f"Returns {', '.join(f'{name} {_dense(layout, name)}' for name in names)}: out, if it is given.")
     lines += _placement_lines(layout, plan)
     if layout.slots.remap:
         lines.append(f"{layout.slots.remap} [slots] maps each slot number to another one, or to a negative: skipped.")
     skip = f", equals {layout.slots.skip}" if layout.slots.skip is not None else ""
-    last = "Nothing of it is read or written." if plan.kind == "append" else _OUT
-    lines += [f"A token whose slot number is negative{skip} or past the pool is skipped.", *last.split("\n")]
+    lines.append(f"A token whose slot number is negative{skip} or past the pool is skipped:")
+    if plan.kind == "append":
+        lines.append("nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.")
+    else:
+        lines.append("its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.")
+    lines.append("TypeError and ValueError name the tensor that does not fit, before anything is launched.")
     return summary, tuple(lines)
 
 
-_OUT = (
-    "Its row of out stays as it was, or is zeroed with\nzero_skipped and where out is not given. "
-    "The outermost strides of out are free."
-)
-
-
-def _dense(layout: Layout, name: str, more: bool = False) -> str:
+def _dense(layout: Layout, name: str) -> str:
     stream = layout.stream(name)
     names = [extent_name(layout, name, axis.name) for axis in stream.axes]
     shape = ", ".join(n.lower() if a.extent is None else n for n, a in zip(names, stream.axes, strict=True))
-    tail = " (or more rows), any strides but the last" if more else ""
-    return f"[T, {shape}]{tail}"
+    return f"[T, {shape}]"
 
 
 def _placement_lines(layout: Layout, plan: Plan) -> list[str]:
