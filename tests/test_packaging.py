@@ -157,7 +157,7 @@ key, value = (torch.randn(2, 8, 128).bfloat16() for _ in range(2))
 assert slots.tolist() == [1 * 16 + 1, 5]
 assert torch.equal(keys, key) and torch.equal(values, value)
 """
-    assert kvgen_command("build", "paged_x_vector", "--out", tmp_path / "generated").code == 0
+    assert kvgen_command("build", "paged_nhd", "--out", tmp_path / "generated").code == 0
     code = preamble + snippet.replace('"cuda"', '"cpu"').replace("1024", "4") + checks
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
