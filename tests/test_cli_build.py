@@ -139,6 +139,14 @@ def test_orphans_are_reported_and_cleaned(project):
     assert sorted(tree(project / "generated")) == ["a.py", "kvgen.manifest.json"]
 
 
+def test_renamed_layout_orphans_its_old_module(project):
+    kvgen("build")
+    (project / "layouts" / "b.yaml").write_text(LAYOUT.format(name="z"))
+    assert kvgen("build", "--clean").out == (
+        "wrote generated/z.py\nremoved generated/b.py\n1 written, 1 unchanged, 1 removed\n"
+    )
+
+
 def test_edited_file_is_not_overwritten_without_force(project):
     kvgen("build")
     module = project / "generated" / "a.py"
@@ -217,6 +225,10 @@ def test_no_layouts_folder(tmp_path, monkeypatch):
 
 def test_shipped_layouts_can_be_named(project):
     assert kvgen("build", "paged_nhd").out == "wrote generated/paged_nhd.py\n1 written, 0 unchanged\n"
+    result = kvgen("build", "--clean")  # the layouts of the folder, beside those that came with kvgen
+    assert result == Result(0, "wrote generated/a.py\nwrote generated/b.py\n2 written, 0 unchanged\n", "")
+    assert kvgen("build", "--check").code == 0
+    assert (project / "generated" / "paged_nhd.py").exists()
 
 
 def test_the_repositorys_modules_are_up_to_date(monkeypatch):

@@ -70,6 +70,11 @@ def test_wheel_has_all_that_the_commands_read(tmp_path):
     assert build.stdout == "wrote generated/paged_nhd.py\n1 written, 0 unchanged\n"
 
 
+def test_shipped_layouts_are_called_as_their_files_are():
+    for path in (ROOT / "layouts").glob("*.yaml"):
+        assert f"\nname: {path.stem}\n" in path.read_text(), path
+
+
 def test_code_is_clean():
     for command in (["check"], ["format", "--check"]):
         result = subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=ROOT, capture_output=True, text=True)

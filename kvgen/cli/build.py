@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, reporting
+from kvgen import resources
+from kvgen.cli.common import (
+    DEFAULT_FOLDER,
+    FormatOption,
+    OutputFormat,
+    PathsArgument,
+    find_layouts,
+    load_all,
+    reporting,
+)
 from kvgen.diagnostics import Diagnostic, Span
 from kvgen.emit.write import MANIFEST, Change, Module, State, Survey, apply, digest, survey
 
@@ -31,7 +40,8 @@ def build(
     the other modules stay as they are.
     """
     with reporting(output_format) as found:
-        result = survey(out, _render(paths), whole=_is_whole(paths), clean=clean)
+        modules = _render(paths)
+        result = survey(out, modules, whole=_is_whole(paths), clean=clean, others=_elsewhere(paths))
         if diff:
             typer.echo("".join(_diff(out, change) for change in result.changes), nl=False)
         if check or diff:
@@ -45,6 +55,14 @@ def build(
 def _is_whole(paths: list[str] | None) -> bool:
     """Whether the layouts named are all there are: folders, not single files."""
     return all(Path(path).is_dir() for path in paths or ())
+
+
+def _elsewhere(paths: list[str] | None) -> set[str]:
+    """Modules that a folder does not orphan: those of shipped layouts, which are built by name."""
+    shipped = resources.folder("layouts")
+    if shipped.resolve() in {Path(path).resolve() for path in paths or [DEFAULT_FOLDER]}:
+        return set()
+    return {f"{path.stem}.py" for path in shipped.glob("*.yaml")}
 
 
 def _render(paths: list[str] | None) -> list[Module]:

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -70,18 +70,25 @@ def digest(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
-def survey(folder: Path, modules: Iterable[Module], *, whole: bool, clean: bool = False) -> Survey:
+def survey(
+    folder: Path,
+    modules: Iterable[Module],
+    *,
+    whole: bool,
+    clean: bool = False,
+    others: Set[str] = frozenset(),
+) -> Survey:
     """Compare ``modules`` with what lies in ``folder``; nothing is written.
 
-    ``whole`` says that nothing else belongs there: what the manifest knows besides is orphaned, and leaves the manifest
-    with ``clean``. Without ``whole`` the other modules and their entries stay as they are.
+    ``whole`` says that nothing belongs there but these and the files ``others``: what the manifest knows besides is
+    orphaned, and leaves the manifest with ``clean``. Without it, other modules and their entries stay as they are.
     """
     modules = sorted(modules, key=lambda module: module.file)
     entries = _read_manifest(folder)
     changes = [_compare(folder, module, entries.get(module.file)) for module in modules]
     kept = dict(entries)
     if whole:
-        for file in sorted(entries.keys() - {module.file for module in modules}):
+        for file in sorted(entries.keys() - {module.file for module in modules} - others):
             old = _read(folder / file)
             if old is not None:
                 edited = digest(old) != entries[file]["module"]
