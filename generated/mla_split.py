@@ -73,6 +73,34 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    try:
+        launch = _append_launches[
+            (latent.shape, latent.stride(), latent.dtype, latent.get_device()),
+            (rope.shape, rope.stride(), rope.dtype, rope.get_device()),
+            (latent_cache.shape, latent_cache.stride(), latent_cache.dtype, latent_cache.get_device()),
+            (rope_cache.shape, rope_cache.stride(), rope_cache.dtype, rope_cache.get_device()),
+            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
+        ]
+        addresses = (
+            latent.data_ptr(),
+            rope.data_ptr(),
+            latent_cache.data_ptr(),
+            rope_cache.data_ptr(),
+            slot_mapping.data_ptr(),
+        )
+    except (AttributeError, KeyError):
+        launch = _unknown
+        addresses = ()
+    if not launch(addresses):
+        _append_checked(latent, rope, latent_cache, rope_cache, slot_mapping)
+
+
+_append_launches = {}
+
+
+def _append_checked(latent, rope, latent_cache, rope_cache, slot_mapping):
+    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
+    given = (latent, rope, latent_cache, rope_cache, slot_mapping)
     num_blocks = _size("latent_cache", latent_cache, 3, 0)
     device = latent_cache.device
     _check_buffer("latent_cache", latent_cache, (num_blocks, BLOCK_SIZE, LATENT_DIM), DTYPES, 1, device)
@@ -83,24 +111,21 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
     tokens = 1 if num_tokens <= 512 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (triton.cdiv(num_tokens, tokens),)
+        numbers = (
+            num_slots,
+            num_tokens,
+            latent.stride(0),
+            latent_cache.stride(0),
+            latent_cache.stride(1),
+            rope.stride(0),
+            rope_cache.stride(0),
+            rope_cache.stride(1),
+            tokens,
+        )
         with _on(device):
-            _append_kernel[(triton.cdiv(num_tokens, tokens),)](
-                latent,
-                rope,
-                latent_cache,
-                rope_cache,
-                slot_mapping,
-                num_slots,
-                num_tokens,
-                latent.stride(0),
-                latent_cache.stride(0),
-                latent_cache.stride(1),
-                rope.stride(0),
-                rope_cache.stride(0),
-                rope_cache.stride(1),
-                tokens,
-                num_warps=8,
-            )
+            compiled = _append_kernel[grid](latent, rope, latent_cache, rope_cache, slot_mapping, *numbers, num_warps=8)
+        _keep(_append_launches, given, compiled, grid, numbers)
 
 
 def append_latent(latent, latent_cache, slot_mapping):
@@ -112,6 +137,26 @@ def append_latent(latent, latent_cache, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    try:
+        launch = _append_latent_launches[
+            (latent.shape, latent.stride(), latent.dtype, latent.get_device()),
+            (latent_cache.shape, latent_cache.stride(), latent_cache.dtype, latent_cache.get_device()),
+            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
+        ]
+        addresses = (latent.data_ptr(), latent_cache.data_ptr(), slot_mapping.data_ptr())
+    except (AttributeError, KeyError):
+        launch = _unknown
+        addresses = ()
+    if not launch(addresses):
+        _append_latent_checked(latent, latent_cache, slot_mapping)
+
+
+_append_latent_launches = {}
+
+
+def _append_latent_checked(latent, latent_cache, slot_mapping):
+    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
+    given = (latent, latent_cache, slot_mapping)
     num_blocks = _size("latent_cache", latent_cache, 3, 0)
     device = latent_cache.device
     _check_buffer("latent_cache", latent_cache, (num_blocks, BLOCK_SIZE, LATENT_DIM), DTYPES, 1, device)
@@ -120,19 +165,11 @@ def append_latent(latent, latent_cache, slot_mapping):
     tokens = 1 if num_tokens <= 512 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (triton.cdiv(num_tokens, tokens),)
+        numbers = (num_slots, num_tokens, latent.stride(0), latent_cache.stride(0), latent_cache.stride(1), tokens)
         with _on(device):
-            _append_latent_kernel[(triton.cdiv(num_tokens, tokens),)](
-                latent,
-                latent_cache,
-                slot_mapping,
-                num_slots,
-                num_tokens,
-                latent.stride(0),
-                latent_cache.stride(0),
-                latent_cache.stride(1),
-                tokens,
-                num_warps=8,
-            )
+            compiled = _append_latent_kernel[grid](latent, latent_cache, slot_mapping, *numbers, num_warps=8)
+        _keep(_append_latent_launches, given, compiled, grid, numbers)
 
 
 def append_rope(rope, rope_cache, slot_mapping):
@@ -144,6 +181,26 @@ def append_rope(rope, rope_cache, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    try:
+        launch = _append_rope_launches[
+            (rope.shape, rope.stride(), rope.dtype, rope.get_device()),
+            (rope_cache.shape, rope_cache.stride(), rope_cache.dtype, rope_cache.get_device()),
+            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
+        ]
+        addresses = (rope.data_ptr(), rope_cache.data_ptr(), slot_mapping.data_ptr())
+    except (AttributeError, KeyError):
+        launch = _unknown
+        addresses = ()
+    if not launch(addresses):
+        _append_rope_checked(rope, rope_cache, slot_mapping)
+
+
+_append_rope_launches = {}
+
+
+def _append_rope_checked(rope, rope_cache, slot_mapping):
+    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
+    given = (rope, rope_cache, slot_mapping)
     num_blocks = _size("rope_cache", rope_cache, 3, 0)
     device = rope_cache.device
     _check_buffer("rope_cache", rope_cache, (num_blocks, BLOCK_SIZE, ROPE_DIM), DTYPES, 1, device)
@@ -152,19 +209,11 @@ def append_rope(rope, rope_cache, slot_mapping):
     tokens = 1 if num_tokens <= 512 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (triton.cdiv(num_tokens, tokens),)
+        numbers = (num_slots, num_tokens, rope.stride(0), rope_cache.stride(0), rope_cache.stride(1), tokens)
         with _on(device):
-            _append_rope_kernel[(triton.cdiv(num_tokens, tokens),)](
-                rope,
-                rope_cache,
-                slot_mapping,
-                num_slots,
-                num_tokens,
-                rope.stride(0),
-                rope_cache.stride(0),
-                rope_cache.stride(1),
-                tokens,
-                num_warps=2,
-            )
+            compiled = _append_rope_kernel[grid](rope, rope_cache, slot_mapping, *numbers, num_warps=2)
+        _keep(_append_rope_launches, given, compiled, grid, numbers)
 
 
 def append_positions(latent, rope, latent_cache, rope_cache, block_table, positions, request_ids=None):
@@ -198,11 +247,11 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
                 latent_cache,
                 rope_cache,
                 block_table,
+                positions,
+                request_ids,
                 block_table.stride(0),
                 block_table.shape[1],
                 block_table.shape[0],
-                positions,
-                request_ids,
                 num_slots,
                 num_tokens,
                 latent.stride(0),
@@ -323,11 +372,11 @@ def gather_paged(
                 latent_cache,
                 rope_cache,
                 block_table,
-                block_table.stride(0),
-                block_table.shape[1],
                 seq_lens,
                 cu_seq_lens,
                 starts,
+                block_table.stride(0),
+                block_table.shape[1],
                 num_requests,
                 search_step,
                 num_slots,
@@ -572,11 +621,11 @@ def _append_positions_kernel(
     latent_cache_ptr,
     rope_cache_ptr,
     block_table_ptr,
+    positions_ptr,
+    request_ids_ptr,
     block_table_stride,
     num_columns,
     num_rows,
-    positions_ptr,
-    request_ids_ptr,
     num_slots,
     num_tokens,
     latent_stride_token,
@@ -702,11 +751,11 @@ def _gather_paged_kernel(
     latent_cache_ptr,
     rope_cache_ptr,
     block_table_ptr,
-    block_table_stride,
-    num_columns,
     seq_lens_ptr,
     cu_seq_lens_ptr,
     starts_ptr,
+    block_table_stride,
+    num_columns,
     num_requests,
     search_step,
     num_slots,
@@ -942,3 +991,54 @@ def _check_table(name, tensor, device, num_rows=0):
     if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
     return tensor.device
+
+
+def _unknown(addresses, *index):
+    return False
+
+
+def _keep(launches, tensors, compiled, grid, numbers, limit=0):
+    """Keep a launch for tensors of the same shapes, strides, types and devices, if this Triton lets it be started directly."""
+    launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
+    if launch is None or any(t.data_ptr() % 16 for t in tensors):
+        return
+    if len(launches) >= 1024:
+        launches.clear()
+    launches[tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors)] = launch
+
+
+def _direct(compiled, device, grid, numbers, limit):
+    """A function that starts a compiled kernel at given addresses, past Triton's own look-up; None where it is not known how.
+
+    It returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current
+    device or while somebody watches launches, which all go the long way.
+    """
+    runner = getattr(compiled, "run", None)
+    if type(runner).__name__ != "CudaLauncher" or runner.global_scratch_size or runner.profile_scratch_size:
+        return None
+    start, function, metadata = runner.launch, compiled.function, compiled.packed_metadata
+    flags = (runner.launch_cooperative_grid, runner.launch_pdl)
+    driver = triton.runtime.driver.active
+    stream_of, current_device = driver.get_current_stream, driver.get_current_device
+    hooks = triton.knobs.runtime
+    watchers = (hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls)
+    x, y = (*grid, 1)[:2]
+    annotations = getattr(runner, "arg_annotations", None)  # since Triton 3.7
+
+    def launch(addresses, *index):
+        for address in addresses:
+            if address % 16:
+                return False
+        if current_device() != device or any(watchers) or (index and not 0 <= index[0] < limit):
+            return False
+        arguments = (*addresses, *index, *numbers)
+        if annotations is None:
+            start(x, y, 1, stream_of(device), function, *flags, None, None, metadata, None, None, None, *arguments)
+        else:
+            start(
+                x, y, 1, stream_of(device), function, *flags, metadata, None, None, None, None, None,
+                annotations, runner.kernel_signature, arguments,
+            )  # fmt: skip
+        return True
+
+    return launch

@@ -65,6 +65,27 @@ def append(key, value, kv_cache, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    try:
+        launch = _append_launches[
+            (key.shape, key.stride(), key.dtype, key.get_device()),
+            (value.shape, value.stride(), value.dtype, value.get_device()),
+            (kv_cache.shape, kv_cache.stride(), kv_cache.dtype, kv_cache.get_device()),
+            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
+        ]
+        addresses = (key.data_ptr(), value.data_ptr(), kv_cache.data_ptr(), slot_mapping.data_ptr())
+    except (AttributeError, KeyError):
+        launch = _unknown
+        addresses = ()
+    if not launch(addresses):
+        _append_checked(key, value, kv_cache, slot_mapping)
+
+
+_append_launches = {}
+
+
+def _append_checked(key, value, kv_cache, slot_mapping):
+    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
+    given = (key, value, kv_cache, slot_mapping)
     num_blocks = _size("kv_cache", kv_cache, 4, 0)
     device = kv_cache.device
     _check_buffer("kv_cache", kv_cache, (num_blocks, NUM_HEADS, BLOCK_SIZE, 256), DTYPES, 1, device)
@@ -73,22 +94,20 @@ def append(key, value, kv_cache, slot_mapping):
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (kv_cache.dtype,), device)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (num_tokens,)
+        numbers = (
+            num_slots,
+            key.stride(0),
+            key.stride(1),
+            kv_cache.stride(0),
+            kv_cache.stride(1),
+            kv_cache.stride(2),
+            value.stride(0),
+            value.stride(1),
+        )
         with _on(device):
-            _append_kernel[(num_tokens,)](
-                key,
-                value,
-                kv_cache,
-                slot_mapping,
-                num_slots,
-                key.stride(0),
-                key.stride(1),
-                kv_cache.stride(0),
-                kv_cache.stride(1),
-                kv_cache.stride(2),
-                value.stride(0),
-                value.stride(1),
-                num_warps=4,
-            )
+            compiled = _append_kernel[grid](key, value, kv_cache, slot_mapping, *numbers, num_warps=4)
+        _keep(_append_launches, given, compiled, grid, numbers)
 
 
 def append_key(key, kv_cache, slot_mapping):
@@ -100,6 +119,26 @@ def append_key(key, kv_cache, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    try:
+        launch = _append_key_launches[
+            (key.shape, key.stride(), key.dtype, key.get_device()),
+            (kv_cache.shape, kv_cache.stride(), kv_cache.dtype, kv_cache.get_device()),
+            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
+        ]
+        addresses = (key.data_ptr(), kv_cache.data_ptr(), slot_mapping.data_ptr())
+    except (AttributeError, KeyError):
+        launch = _unknown
+        addresses = ()
+    if not launch(addresses):
+        _append_key_checked(key, kv_cache, slot_mapping)
+
+
+_append_key_launches = {}
+
+
+def _append_key_checked(key, kv_cache, slot_mapping):
+    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
+    given = (key, kv_cache, slot_mapping)
     num_blocks = _size("kv_cache", kv_cache, 4, 0)
     device = kv_cache.device
     _check_buffer("kv_cache", kv_cache, (num_blocks, NUM_HEADS, BLOCK_SIZE, 256), DTYPES, 1, device)
@@ -107,19 +146,11 @@ def append_key(key, kv_cache, slot_mapping):
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (kv_cache.dtype,), device)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (num_tokens,)
+        numbers = (num_slots, key.stride(0), key.stride(1), kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2))
         with _on(device):
-            _append_key_kernel[(num_tokens,)](
-                key,
-                kv_cache,
-                slot_mapping,
-                num_slots,
-                key.stride(0),
-                key.stride(1),
-                kv_cache.stride(0),
-                kv_cache.stride(1),
-                kv_cache.stride(2),
-                num_warps=4,
-            )
+            compiled = _append_key_kernel[grid](key, kv_cache, slot_mapping, *numbers, num_warps=4)
+        _keep(_append_key_launches, given, compiled, grid, numbers)
 
 
 def append_value(value, kv_cache, slot_mapping):
@@ -131,6 +162,26 @@ def append_value(value, kv_cache, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    try:
+        launch = _append_value_launches[
+            (value.shape, value.stride(), value.dtype, value.get_device()),
+            (kv_cache.shape, kv_cache.stride(), kv_cache.dtype, kv_cache.get_device()),
+            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
+        ]
+        addresses = (value.data_ptr(), kv_cache.data_ptr(), slot_mapping.data_ptr())
+    except (AttributeError, KeyError):
+        launch = _unknown
+        addresses = ()
+    if not launch(addresses):
+        _append_value_checked(value, kv_cache, slot_mapping)
+
+
+_append_value_launches = {}
+
+
+def _append_value_checked(value, kv_cache, slot_mapping):
+    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
+    given = (value, kv_cache, slot_mapping)
     num_blocks = _size("kv_cache", kv_cache, 4, 0)
     device = kv_cache.device
     _check_buffer("kv_cache", kv_cache, (num_blocks, NUM_HEADS, BLOCK_SIZE, 256), DTYPES, 1, device)
@@ -138,19 +189,18 @@ def append_value(value, kv_cache, slot_mapping):
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (kv_cache.dtype,), device)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (num_tokens,)
+        numbers = (
+            num_slots,
+            value.stride(0),
+            value.stride(1),
+            kv_cache.stride(0),
+            kv_cache.stride(1),
+            kv_cache.stride(2),
+        )
         with _on(device):
-            _append_value_kernel[(num_tokens,)](
-                value,
-                kv_cache,
-                slot_mapping,
-                num_slots,
-                value.stride(0),
-                value.stride(1),
-                kv_cache.stride(0),
-                kv_cache.stride(1),
-                kv_cache.stride(2),
-                num_warps=4,
-            )
+            compiled = _append_value_kernel[grid](value, kv_cache, slot_mapping, *numbers, num_warps=4)
+        _keep(_append_value_launches, given, compiled, grid, numbers)
 
 
 def append_positions(key, value, kv_cache, block_table, positions, request_ids=None):
@@ -181,11 +231,11 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
                 value,
                 kv_cache,
                 block_table,
+                positions,
+                request_ids,
                 block_table.stride(0),
                 block_table.shape[1],
                 block_table.shape[0],
-                positions,
-                request_ids,
                 num_slots,
                 key.stride(0),
                 key.stride(1),
@@ -286,11 +336,11 @@ def gather_paged(
                 value_out,
                 kv_cache,
                 block_table,
-                block_table.stride(0),
-                block_table.shape[1],
                 seq_lens,
                 cu_seq_lens,
                 starts,
+                block_table.stride(0),
+                block_table.shape[1],
                 num_requests,
                 search_step,
                 num_slots,
@@ -536,11 +586,11 @@ def _append_positions_kernel(
     value_ptr,
     kv_cache_ptr,
     block_table_ptr,
+    positions_ptr,
+    request_ids_ptr,
     block_table_stride,
     num_columns,
     num_rows,
-    positions_ptr,
-    request_ids_ptr,
     num_slots,
     key_stride_token,
     key_stride_head,
@@ -679,11 +729,11 @@ def _gather_paged_kernel(
     value_out_ptr,
     kv_cache_ptr,
     block_table_ptr,
-    block_table_stride,
-    num_columns,
     seq_lens_ptr,
     cu_seq_lens_ptr,
     starts_ptr,
+    block_table_stride,
+    num_columns,
     num_requests,
     search_step,
     num_slots,
@@ -932,3 +982,54 @@ def _check_table(name, tensor, device, num_rows=0):
     if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
     return tensor.device
+
+
+def _unknown(addresses, *index):
+    return False
+
+
+def _keep(launches, tensors, compiled, grid, numbers, limit=0):
+    """Keep a launch for tensors of the same shapes, strides, types and devices, if this Triton lets it be started directly."""
+    launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
+    if launch is None or any(t.data_ptr() % 16 for t in tensors):
+        return
+    if len(launches) >= 1024:
+        launches.clear()
+    launches[tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors)] = launch
+
+
+def _direct(compiled, device, grid, numbers, limit):
+    """A function that starts a compiled kernel at given addresses, past Triton's own look-up; None where it is not known how.
+
+    It returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current
+    device or while somebody watches launches, which all go the long way.
+    """
+    runner = getattr(compiled, "run", None)
+    if type(runner).__name__ != "CudaLauncher" or runner.global_scratch_size or runner.profile_scratch_size:
+        return None
+    start, function, metadata = runner.launch, compiled.function, compiled.packed_metadata
+    flags = (runner.launch_cooperative_grid, runner.launch_pdl)
+    driver = triton.runtime.driver.active
+    stream_of, current_device = driver.get_current_stream, driver.get_current_device
+    hooks = triton.knobs.runtime
+    watchers = (hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls)
+    x, y = (*grid, 1)[:2]
+    annotations = getattr(runner, "arg_annotations", None)  # since Triton 3.7
+
+    def launch(addresses, *index):
+        for address in addresses:
+            if address % 16:
+                return False
+        if current_device() != device or any(watchers) or (index and not 0 <= index[0] < limit):
+            return False
+        arguments = (*addresses, *index, *numbers)
+        if annotations is None:
+            start(x, y, 1, stream_of(device), function, *flags, None, None, metadata, None, None, None, *arguments)
+        else:
+            start(
+                x, y, 1, stream_of(device), function, *flags, metadata, None, None, None, None, None,
+                annotations, runner.kernel_signature, arguments,
+            )  # fmt: skip
+        return True
+
+    return launch

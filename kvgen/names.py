@@ -20,9 +20,11 @@ total_tokens zero_skipped
 """
 
 _VARIABLES = """
-block_table_stride column contextlib dtypes exact first first_block first_slot given in_range index inside known length
-name ndim num_columns num_out num_rows num_slots offset reach run_slot search_step shape size slot_number start step
-stride stride_unit strides tensor tensors tl tokens torch triton unit valid whole written
+address addresses annotations arguments block_table_stride column compiled contextlib current_device driver dtypes
+exact first first_block first_slot flags function given grid hooks in_range index inside known launch launches length
+limit metadata name ndim num_columns num_out num_rows num_slots numbers offset reach run_number run_slot runner
+search_step shape size slot_number start step stream_of stride stride_unit strides t tensor tensors tl tokens torch
+triton unit valid watchers whole written x y
 """
 
 _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())

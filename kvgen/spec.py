@@ -17,7 +17,6 @@ from kvgen.suggest import suggestion
 from kvgen.values import (
     DEFAULT_DTYPES,
     LARGEST,
-    Count,
     Dtypes,
     Extent,
     Holds,
@@ -27,6 +26,7 @@ from kvgen.values import (
     SlotType,
     fail,
     number,
+    power_of_two,
     shown,
 )
 
@@ -149,11 +149,11 @@ class SlotsSpec(_Model):
 
 
 class KernelSpec(_Model):
-    tokens: Count = Field(None, description="Tokens of one program.")
-    heads: Annotated[int | Literal["all"] | None, *number(1, LARGEST, "all")] = Field(
+    tokens: Annotated[int | None, *power_of_two(1024)] = Field(None, description="Tokens of one program.")
+    heads: Annotated[int | Literal["all"] | None, *power_of_two(1024, "all")] = Field(
         None, description="Heads of one program, or `all`."
     )
-    num_warps: Count = Field(None, description="Warps of one program: 1, 2, 4, 8, 16 or 32.")
+    num_warps: Annotated[int | None, *power_of_two(32)] = Field(None, description="Warps of one program.")
 
 
 class ScheduleSpec(_Model):

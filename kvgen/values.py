@@ -60,6 +60,19 @@ def number(low: int, high: int = LARGEST, *words: str) -> tuple[PlainValidator, 
     return PlainValidator(check), WithJsonSchema(schema)
 
 
+def power_of_two(high: int, *words: str) -> tuple[PlainValidator, WithJsonSchema]:
+    """Annotations of a power of two up to ``high``, which a tile's sides and a program's warps are, or some words."""
+    powers = [1 << i for i in range(high.bit_length())]
+    expected = " or ".join([f"a power of two from 1 to {high}", *(f"`{word}`" for word in words)])
+
+    def check(value: object) -> object:
+        if not isinstance(value, bool) and value in [*powers, *words]:
+            return value
+        raise fail("KV203", f"expected {expected}, got {shown(value)}")
+
+    return PlainValidator(check), WithJsonSchema({"enum": [*powers, *words]})
+
+
 def _line(value: object) -> str:
     if not isinstance(value, str):
         raise fail("KV203", f"expected text, got {shown(value)}")
@@ -120,7 +133,6 @@ def _order_text(value: object) -> str:
 
 
 Extent = Annotated[int | Literal["dynamic"] | None, *number(1, LARGEST, "dynamic")]
-Count = Annotated[int | None, *number(1)]
 _DTYPE_SCHEMA = {"enum": list(ITEMSIZE)}
 Dtype = Annotated[str, PlainValidator(_dtype), WithJsonSchema(_DTYPE_SCHEMA)]
 Line = Annotated[str, PlainValidator(_line), WithJsonSchema({"type": "string"})]

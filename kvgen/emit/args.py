@@ -13,15 +13,15 @@ from kvgen.lower import coalesce
 from kvgen.plan import Plan, View
 from kvgen.schedule import VECTOR
 
-Role = Literal["pointer", "optional", "stride", "extent", "count", "tile", "tokens", "flag", "unit"]
+Role = Literal["pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Arg:
     """A kernel argument: its name, its Triton type, and the launcher's expression for it.
 
-    Pointers, strides and extents are specialised on their divisibility by 16, counts are not; an ``optional`` pointer
-    may be None; ``tile``, ``tokens``, ``flag`` and ``unit`` are constexpr.
+    Pointers, strides and extents are specialised on their divisibility by 16, counts and the index of a layer are not;
+    an ``optional`` pointer may be None; ``tile``, ``tokens``, ``flag`` and ``unit`` are constexpr.
     """
 
     name: str

@@ -93,7 +93,7 @@ class Kernel:
 
     @property
     def unspecialized(self) -> str:
-        return ", ".join(f'"{arg.name}"' for arg in self.args if arg.role == "count")
+        return ", ".join(f'"{arg.name}"' for arg in self.args if arg.role in ("count", "index"))
 
 
 def slot_of_extra(layout: Layout) -> str:
@@ -363,7 +363,7 @@ class _Builder:
         if layout.block_size is None and (runs or self.axes & {"block", "slot"} or plan.placement != "slots"):
             args.append(Arg(block_size_name(layout), "i32", block_size_name(layout), "extent"))
         if "layer" in self.axes:
-            args.append(Arg("layer", "i32", "layer", "count"))
+            args.append(Arg("layer", "i32", "layer", "index"))
         args += [*self.extents.values(), *self.strides.values(), *self.tiles.values()]
         if self.stride_unit > 1:
             args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit"))
@@ -371,4 +371,5 @@ class _Builder:
             args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
         if plan.kind == "gather":
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))
-        return args
+        # What changes from call to call comes first.
+        return sorted(args, key=lambda arg: {"pointer": 0, "optional": 0, "index": 1}.get(arg.role, 2))

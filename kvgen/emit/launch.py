@@ -71,8 +71,15 @@ class Function:
     kernel: Kernel
     grid: str
     arguments: tuple[str, ...]
+    tensors: tuple[str, ...]  # those handed to the kernel, then, in a kept launch, what else changes from call to call
+    index: str
+    addresses: str
+    numbers: str
     strided: tuple[str, ...]
     tokens: str
+    checked_parameters: tuple[str, ...]  # of the function behind a kept launch, none of them by keyword alone
+    passed: str
+    limit: str
     num_slots: str
     remap: str
     num_layers: str
@@ -86,11 +93,13 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     held = [b for b in layout.buffers if any(plan.cache_view(c).tensor == b.name for c in plan.copies)]
     streams = tuple(_stream_check(layout, plan, copy.stream) for copy in plan.copies)
     summary, doc = function_doc(layout, plan)
+    parameters = tuple(_parameters(layout, plan, held))
+    checked = tuple(name for name in parameters if name != "*")
     return Function(
         name=plan.name,
         summary=summary,
         doc=doc,
-        parameters=tuple(_parameters(layout, plan, held)),
+        parameters=parameters,
         first_buffer=held[0].name,
         sizes=tuple(_sizes(layout, held)),
         buffers=tuple(
@@ -102,8 +111,15 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         kernel=kernel,
         grid=_grid(layout, kernel),
         arguments=tuple(arg.value for arg in kernel.args),
+        tensors=tuple(arg.value for arg in kernel.args if arg.role in ("pointer", "optional")),
+        index="".join(f", {arg.value}" for arg in kernel.args if arg.role == "index"),
+        addresses=", ".join(f"{arg.value}.data_ptr()" for arg in kernel.args if arg.role == "pointer"),
+        numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"1 if num_tokens <= {FEW_TOKENS} else {kernel.schedule.tokens}",
         strided=tuple(dict.fromkeys(v.tensor for c in plan.copies for v in (c.source, c.destination))),
+        checked_parameters=checked,
+        passed=", ".join(checked),
+        limit=f", {num_layers_text(layout)}" if "layer" in checked else "",
         num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
         remap=layout.slots.remap or "",
         num_layers=num_layers_text(layout),
@@ -111,6 +127,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         uses=kernel.uses
         | {
             "several": len(plan.copies) > 1,
+            "kept": plan.kind == "append" and plan.placement == "slots",
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },
     )
