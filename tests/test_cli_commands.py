@@ -343,6 +343,27 @@ def test_wrong_calls_are_usage_errors(folder):
     assert kvgen("show").code == 2
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "a" * 5000])
+def test_names_longer_than_a_file_can_have(folder, name):
+    for command in (
+        ["check", name],
+        ["build", name],
+        ["show", name],
+        ["new", name],
+        ["build", "paged_nhd", "--out", name],
+    ):
+        result = kvgen(*command)
+        assert result.code in (1, 2), command
+        assert "error[KV" in result.err
+
+
+def test_a_reader_that_stops_early(folder):
+    command = [sys.executable, "-c", "from kvgen.cli import main; main()", "show", "paged_nhd"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()
+
+
 def test_no_colour_where_it_is_not_wanted(folder):
     for arguments in (["list"], ["--help"], ["check", "nowhere"]):
         result = run(*arguments, NO_COLOR="1", TERM="xterm-256color")

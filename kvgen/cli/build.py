@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +55,7 @@ def build(
 
 def _is_whole(paths: list[str] | None) -> bool:
     """Whether the layouts named are all there are: folders, not single files."""
-    return all(Path(path).is_dir() for path in paths or ())
+    return all(os.path.isdir(path) for path in paths or ())
 
 
 def _elsewhere(paths: list[str] | None) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ def find_layouts(arguments: Sequence[str] | None) -> list[Path]:
 
 def _expand(argument: str) -> list[Path]:
     path = Path(argument)
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir, for any string at all
         files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file() and p.name[0] != ".")
         if not files:
             raise KvgenError(Diagnostic("KV701", f"there are no layouts in {path.as_posix()}/"))
@@ -94,7 +95,7 @@ def _expand(argument: str) -> list[Path]:
 def layout_path(argument: str) -> Path:
     """A layout's file, by path or by the name of a shipped layout."""
     path = Path(argument)
-    if path.exists():
+    if os.path.exists(path):
         return path
     shipped = shipped_layouts()
     if argument in shipped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -48,7 +49,7 @@ def new(
     path = out / f"{name}.yaml"
     text = _starter(out, name) if like is None else _renamed(layout_path(like), name)
     load_text(text, path.as_posix())  # a name that is no identifier is reported by whoever checks names
-    if path.exists():
+    if os.path.lexists(path):
         raise KvgenError(
             Diagnostic("KV709", f"{path.as_posix()} exists already", hint="choose another name, or edit it")
         )
