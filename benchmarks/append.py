@@ -51,17 +51,22 @@ def graph_time(calls) -> float:
         for _ in range(repeats):
             for call in calls:
                 call()
-    for _ in range(3):
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < 0.05:  # clocks settle
         graph.replay()
-    times = []
-    for _ in range(15):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) * 1e3 / (repeats * len(calls)))
+    times = [event_time(graph.replay) / (repeats * len(calls)) for _ in range(21)]
     return sorted(times)[len(times) // 2]
+
+
+def event_time(call) -> float:
+    """Microseconds between events around one call."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) * 1e3
 
 
 def eager_time(call, count: int = 300) -> float:
@@ -220,9 +225,10 @@ def sweep_schedules(layout: Layout, folder: Path, buffers, sets) -> dict[str, fl
 
 def copy_rate() -> float:
     """Bytes per second of a device copy, read and written."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_()
+    source = torch.empty(1 << 32, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.numel() / (graph_time([lambda: target.copy_(source)]) * 1e-6)
+    times = [event_time(lambda: target.copy_(source)) for _ in range(12)]
+    return 2 * source.numel() / (sorted(times)[6] * 1e-6)
 
 
 def main() -> None:

@@ -92,7 +92,7 @@ def _append_checked(latent, rope, cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (cache.dtype,), device)
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -136,7 +136,7 @@ def _append_latent_checked(latent, cache, slot_mapping):
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (cache.dtype,), device)
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -180,7 +180,7 @@ def _append_rope_checked(rope, cache, slot_mapping):
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (cache.dtype,), device)
-    tokens = 1 if num_tokens <= 512 else 8
+    tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -210,7 +210,7 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
         _check_integers("request_ids", request_ids, device, num_tokens)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (cache.dtype,), device)
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         with _on(device):
@@ -256,7 +256,7 @@ def gather(cache, slots, *, out=None, zero_skipped=False):
         latent_out, rope_out = out
     latent_out = _check_stream("latent_out", latent_out, num_tokens, (LATENT_DIM,), (cache.dtype,), device, exact=True)
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (cache.dtype,), device, exact=True)
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         with _on(device):
@@ -314,7 +314,7 @@ def gather_paged(
     latent_out = _check_stream("latent_out", latent_out, num_tokens, (LATENT_DIM,), (cache.dtype,), device, exact=True)
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (cache.dtype,), device, exact=True)
     search_step = 1 << (num_requests + 1).bit_length() - 1
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         with _on(device):

@@ -108,7 +108,7 @@ def _append_checked(latent, rope, latent_cache, rope_cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -162,7 +162,7 @@ def _append_latent_checked(latent, latent_cache, slot_mapping):
     _check_buffer("latent_cache", latent_cache, (num_blocks, BLOCK_SIZE, LATENT_DIM), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -206,7 +206,7 @@ def _append_rope_checked(rope, rope_cache, slot_mapping):
     _check_buffer("rope_cache", rope_cache, (num_blocks, BLOCK_SIZE, ROPE_DIM), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 512 else 8
+    tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -237,7 +237,7 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
         _check_integers("request_ids", request_ids, device, num_tokens)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         with _on(device):
@@ -289,7 +289,7 @@ def gather(latent_cache, rope_cache, slots, *, out=None, zero_skipped=False):
         "latent_out", latent_out, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device, exact=True
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         with _on(device):
@@ -362,7 +362,7 @@ def gather_paged(
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
     search_step = 1 << (num_requests + 1).bit_length() - 1
-    tokens = 1 if num_tokens <= 512 else 4
+    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         with _on(device):

@@ -109,7 +109,7 @@ def _append_checked(key, value, key_cache, value_cache, slot_mapping):
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
     stride_unit = _stride_unit(8, key, key_cache, value, value_cache)
-    tokens = 1 if num_tokens <= 512 else 16
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens), 8)
@@ -170,7 +170,7 @@ def _append_key_checked(key, key_cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     stride_unit = _stride_unit(8, key, key_cache)
-    tokens = 1 if num_tokens <= 512 else 16
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens), 8)
@@ -225,7 +225,7 @@ def _append_value_checked(value, value_cache, slot_mapping):
     _check_buffer("value_cache", value_cache, (num_blocks, NUM_HEADS, HEAD_DIM, BLOCK_SIZE), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 512 else 16
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens), 8)
@@ -266,7 +266,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
     stride_unit = _stride_unit(8, key, key_cache, value, value_cache)
-    tokens = 1 if num_tokens <= 512 else 16
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         with _on(device):
@@ -323,7 +323,7 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
     stride_unit = _stride_unit(8, key_cache, key_out, value_cache, value_out)
-    tokens = 1 if num_tokens <= 512 else 16
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         with _on(device):
@@ -401,7 +401,7 @@ def gather_paged(
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
     search_step = 1 << (num_requests + 1).bit_length() - 1
     stride_unit = _stride_unit(8, key_cache, key_out, value_cache, value_out)
-    tokens = 1 if num_tokens <= 512 else 16
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         with _on(device):

@@ -24,7 +24,7 @@ MAX_VALUES = 8192  # values of one stream held by a program at the most
 SECTOR = 32  # bytes; shorter runs of a token leave part of each memory transaction unused
 VECTOR = 16  # bytes of the widest access
 DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
-FEW_TOKENS = 512  # up to here a program takes one token even where it could take more
+FEW_TOKENS = 64  # up to here a program takes one token even where it could take more
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 
 
