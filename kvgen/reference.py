@@ -42,17 +42,12 @@ class ByteView:
         return torch.unravel_index(numbers, self.tensor.shape[: self.token_dims])
 
     def select(self, axis: str, index: int) -> ByteView:
-        """The view with one axis held at ``index``."""
-        dims = [i for i, digit in enumerate(self.digits) if digit.axis == axis]
-        if not dims:
-            return self
-        shape = [self.tensor.shape[i] for i in dims]
-        if not 0 <= index < math.prod(shape):
-            raise ValueError(f"{axis} {index} is outside its {math.prod(shape)} entries")
+        """The view with one axis held at ``index``; padding may repeat over some digits of it, or none."""
         tensor = self.tensor
-        for i, value in sorted(zip(dims, _radix(index, shape), strict=True), reverse=True):
-            tensor = tensor.select(i, value)
-        return ByteView(tensor, tuple(d for i, d in enumerate(self.digits) if i not in dims))
+        for i in reversed(range(len(self.digits))):
+            if self.digits[i].axis == axis:
+                tensor = tensor.select(i, self.digits[i].of(index))
+        return ByteView(tensor, tuple(d for d in self.digits if d.axis != axis))
 
 
 def extents(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, int]:
@@ -152,10 +147,6 @@ def _logical(data: Tensor, digits: tuple[Digit, ...]) -> ByteView:
     return ByteView(data.permute(*order, len(digits)), tuple(digits[i] for i in order))
 
 
-def _radix(index: int, shape: list[int]) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(index), shape))
-
-
 def resolve_slots(layout: Layout, slots: Tensor, pool_slots: int, remap: Tensor | None) -> tuple[Tensor, Tensor]:
     """``(kept, numbers)``: which of the ``[T]`` slots are not skipped, and the slot number of each of those."""
     slots = slots.long()
@@ -191,6 +182,7 @@ def append(
     Only streams in ``sources`` are written, and filled padding of the buffers they lie in. Of tokens that share a slot
     the last one wins. ``layer`` is required where a buffer has a ``layer`` axis.
     """
+    layer = _check_layer(layout, extents(layout, buffers), layer)
     keep, numbers = resolve_slots(layout, slot_mapping, num_slots(layout, buffers), remap)
     if not len(numbers):
         return
@@ -198,12 +190,12 @@ def append(
     tokens, numbers = keep.nonzero().flatten()[last], numbers[last]
     views = leaf_views(layout, buffers)
     for name, source in sources.items():
-        view = _at_layer(views[name], layer)
+        view = views[name].select("layer", layer)
         values = source[tokens].contiguous().view(torch.uint8)
         view.tensor[view.at(numbers)] = values.reshape(len(tokens), *view.tensor.shape[view.token_dims :])
     for name, pad, view in pad_views(layout, buffers):
         if pad.fill is not None and any(leaf in sources for leaf in leaves_of(layout.buffer(name).place)):
-            view = _at_layer(view, layer)
+            view = view.select("layer", layer)
             view.tensor[view.at(numbers)] = pad.fill
 
 
@@ -225,8 +217,9 @@ def gather(
     """
     keep, numbers = resolve_slots(layout, slots, num_slots(layout, buffers), remap)
     sizes, views, result = extents(layout, buffers), leaf_views(layout, buffers), {}
+    layer = _check_layer(layout, sizes, layer)
     for stream in layout.streams:
-        view = _at_layer(views[stream.name], layer)
+        view = views[stream.name].select("layer", layer)
         holder = next(buffers[b.name] for b in layout.buffers if stream.name in leaves_of(b.place))
         raw = holder.dtype == torch.uint8
         kind = (dtype or getattr(torch, stream.dtypes[0])) if raw else holder.dtype
@@ -242,12 +235,14 @@ def gather(
     return result
 
 
-def _at_layer(view: ByteView, layer: int | None) -> ByteView:
-    if any(digit.axis == "layer" for digit in view.digits):
-        if layer is None:
-            raise ValueError("layer: the layout has a layer axis, an integer is needed")
-        return view.select("layer", layer)
-    return view
+def _check_layer(layout: Layout, sizes: Mapping[str, int], layer: int | None) -> int:
+    """The layer to select; 0 where there is none to select from."""
+    if layout.layers is None:
+        return 0
+    count = layout.layers.extent if layout.layers.extent is not None else sizes["layer"]
+    if layer is None or not 0 <= layer < count:
+        raise ValueError(f"layer: expected 0 to {count} (exclusive), got {layer}")
+    return layer
 
 
 def slot_mapping(

@@ -38,7 +38,6 @@ class Bench:
         self.device, self.sizes = pools.device, pools.sizes
         self.generator = torch.Generator().manual_seed(seed * 65_537 + zlib.crc32(case.encode()))
         self.streams = tuple(s.name for s in layout.streams)
-        self.raw = any(b.dtypes == ("uint8",) for b in layout.buffers)
 
     @property
     def layer(self) -> int | None:
@@ -119,6 +118,12 @@ class Bench:
     def rank_args(self, rank: int) -> dict[str, int]:
         return {} if self.layout.slots.shard is None else {"rank": rank}
 
+    def dtype_args(self, pool: Pool) -> dict[str, torch.dtype]:
+        """The type to gather as, where values lie in bytes and the streams have one type."""
+        kinds = set(pool.dtypes.values())
+        raw = any(b.dtypes == ("uint8",) for b in self.layout.buffers)
+        return {"dtype": kinds.pop()} if raw and len(kinds) == 1 else {}
+
     def block_size_args(self) -> dict[str, int]:
         return {} if self.layout.block_size is not None else {"block_size": self.sizes.block_size}
 
@@ -197,7 +202,7 @@ class Bench:
         zero_skipped: bool = False,
     ) -> dict[str, Tensor]:
         """Call a gathering function and ``expect`` (the reference's), compare rows, what is around them, and pool."""
-        options = options | ({"dtype": next(iter(pool.dtypes.values()))} if self.raw else {})
+        options = options | self.dtype_args(pool)
         shared = dict(options)
         if zero_skipped:
             options["zero_skipped"] = shared["zero_skipped"] = True

@@ -58,7 +58,7 @@ def _gather(bench: Bench) -> None:
     pool = bench.pool()
     slots = bench.tensor([-1] * TOKENS)
     args = {b.name: pool.actual[b.name] for b in bench.layout.buffers} | {"slots": slots} | bench.remap_args(None)
-    options = bench.layer_args(None) | ({"dtype": next(iter(pool.dtypes.values()))} if bench.raw else {})
+    options = bench.layer_args(None) | bench.dtype_args(pool)
     table = next(iter(bench.remap_args(None).values()), None)
     graph, result = capture(lambda: bench.module.gather(*args.values(), **options))
     for _ in range(2):

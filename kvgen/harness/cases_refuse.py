@@ -38,7 +38,7 @@ def refusal_cases(layout: Layout, device: str) -> Iterator[Case]:
         yield _gather_case("slots", what, change)
         if layout.slots.remap:
             yield _append_case(layout.slots.remap, what, change)
-    yield _append_case("slot_mapping", "more_than_tokens", lambda slots: torch.cat([slots, slots]), name=None)
+    yield _append_case("slot_mapping", "more_than_tokens", lambda slots: torch.cat([slots, slots]))
     if layout.layers:
         for layer in ("past", "negative"):
             yield Case(f"append/refuses_layer_{layer}", "append", lambda bench, layer=layer: _layer(bench, layer))
@@ -114,7 +114,12 @@ def refuse(bench: Bench, pool: Pool, name: str | None, call: Callable[[], Any]) 
     bench.check(pool)
 
 
-def _append_case(argument: str, what: str, change: Change, name: str | None = "") -> Case:
+def _named(argument: str, what: str) -> str | None:
+    """What a refusal must name: the argument. Of two tensors whose devices differ, it may name either."""
+    return None if what == "device" else argument
+
+
+def _append_case(argument: str, what: str, change: Change) -> Case:
     def body(bench: Bench) -> None:
         pool = bench.pool()
         slots = bench.slots(TOKENS)
@@ -126,7 +131,7 @@ def _append_case(argument: str, what: str, change: Change, name: str | None = ""
         args[argument] = changed
         if what == "short" and len(slots) < TOKENS:
             return
-        named = argument if name == "" else name
+        named = None if what == "more_than_tokens" else _named(argument, what)
         refuse(bench, pool, named, lambda: bench.module.append(*args.values(), **bench.layer_args(None)))
 
     return Case(f"append/refuses_{argument}_{what}", "append", body)
@@ -134,7 +139,7 @@ def _append_case(argument: str, what: str, change: Change, name: str | None = ""
 
 def _gather_args(bench: Bench, pool: Pool, slots: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
     args = {b.name: pool.actual[b.name] for b in bench.layout.buffers} | {"slots": slots} | bench.remap_args(None)
-    options = bench.layer_args(None) | ({"dtype": next(iter(pool.dtypes.values()))} if bench.raw else {})
+    options = bench.layer_args(None) | bench.dtype_args(pool)
     return args, options
 
 
@@ -146,7 +151,7 @@ def _gather_case(argument: str, what: str, change: Change) -> Case:
         if changed is None and what != "no_tensor":
             return
         args[argument] = changed
-        refuse(bench, pool, argument, lambda: bench.module.gather(*args.values(), **options))
+        refuse(bench, pool, _named(argument, what), lambda: bench.module.gather(*args.values(), **options))
 
     return Case(f"gather/refuses_{argument}_{what}", "gather", body)
 
@@ -218,8 +223,7 @@ def _mapping_cases() -> Iterator[Case]:
     yield case("positions_floats", "positions", replace("positions", lambda x: x.float()))
     yield case("positions_rank", "positions", replace("positions", lambda x: x.unsqueeze(1)))
     yield case("positions_no_tensor", "positions", replace("positions", lambda x: x.tolist()))
-    yield case("neither", None, lambda args: args.pop("positions") and None)
-    yield case("bounds_short", "query_start_loc", lambda args: args.update(query_start_loc=args["positions"]))
+    yield case("neither", None, lambda args: args.update(positions=None))
     yield case("both", None, lambda args: args.update(context_lens=args["positions"]))
 
     def lens_without_count(args: dict[str, Any]) -> None:

@@ -97,6 +97,14 @@ class Placement:
     windows: tuple[tuple[int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How buffers of a pool differ: by ``index``. ``grain``: elements that a value takes, several in a byte buffer."""
+
+    index: int
+    grain: int
+
+
 def compact_strides(buffer: Buffer, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The smallest strides, in elements: those that ``allocate`` makes."""
     return _strides(buffer, shape, lambda i, stride: stride)
@@ -132,45 +140,52 @@ def _block_dim(buffer: Buffer) -> int:
     return max(divs, key=divs.__getitem__)
 
 
-def place_compact(buffer: Buffer, shape, index: int) -> Placement:
+def place_compact(buffer: Buffer, shape, spread: Spread) -> Placement:
     return _placed(buffer, shape, compact_strides(buffer, shape))
 
 
-def place_padded(buffer: Buffer, shape, index: int) -> Placement:
+def place_padded(buffer: Buffer, shape, spread: Spread) -> Placement:
     """Padding after every dimension, in 16-byte steps that leave wide accesses legal, and other for each buffer."""
-    pad = 16 // buffer.unit * (index + 1)
+    pad = 16 // buffer.unit * (spread.index + 1)
     record = buffer.place.align // buffer.unit if buffer.place.align > buffer.unit else 1
     return _placed(
         buffer, shape, _strides(buffer, shape, lambda i, s: -(-s // record) * record + math.lcm(pad, record))
     )
 
 
-def place_padded_odd(buffer: Buffer, shape, index: int) -> Placement:
-    """Padding of an odd number of elements, so that nothing but single elements is aligned."""
-    return _placed(buffer, shape, _strides(buffer, shape, lambda i, s: s + 2 * index + 1 + i % 2 * 4))
+def place_padded_odd(buffer: Buffer, shape, spread: Spread) -> Placement:
+    """Padding of an odd number of values, so that nothing but single values is aligned."""
+    return _placed(
+        buffer, shape, _strides(buffer, shape, lambda i, s: s + (2 * spread.index + 1 + i % 2 * 4) * spread.grain)
+    )
 
 
-def place_inside(buffer: Buffer, shape, index: int) -> Placement:
+def place_inside(buffer: Buffer, shape, spread: Spread) -> Placement:
     """One layer of a block that holds three: other layers' bytes lie between the blocks."""
     outer = _block_dim(buffer)
     strides = _strides(buffer, shape, lambda i, s: 3 * s if i == outer else s)
     return _placed(buffer, shape, strides, strides[outer] // 3)
 
 
-def place_transposed(buffer: Buffer, shape, index: int) -> Placement:
+def place_transposed(buffer: Buffer, shape, spread: Spread) -> Placement:
     """Dimensions in another order in memory than in the tensor, as engines hand in permuted views."""
     outer = len(shape) - 1
-    turn = index + 1 if outer > 2 else 0
+    turn = spread.index + 1 if outer > 2 else 0
     order = tuple((i + turn) % outer for i in reversed(range(outer)))
     return _placed(buffer, shape, _strides(buffer, shape, lambda i, s: s, order))
 
 
-def place_misaligned(buffer: Buffer, shape, index: int) -> Placement:
-    """A tensor that starts at an odd element."""
-    return _placed(buffer, shape, compact_strides(buffer, shape), 1 + 2 * index)
+def place_misaligned(buffer: Buffer, shape, spread: Spread) -> Placement:
+    """A tensor that starts at an odd value."""
+    return _placed(buffer, shape, compact_strides(buffer, shape), (1 + 2 * spread.index) * spread.grain)
 
 
-def place_huge(buffer: Buffer, shape, index: int) -> Placement:
+def place_odd_bytes(buffer: Buffer, shape, spread: Spread) -> Placement:
+    """A byte buffer that starts at an odd byte; others start where they always do."""
+    return _placed(buffer, shape, compact_strides(buffer, shape), spread.grain > 1)
+
+
+def place_huge(buffer: Buffer, shape, spread: Spread) -> Placement:
     """Blocks so far apart that the last lies more than 2³¹ elements from the first.
 
     As much lies before the tensor: an address that wraps to a negative offset still hits memory of the pool, and shows
@@ -180,7 +195,7 @@ def place_huge(buffer: Buffer, shape, index: int) -> Placement:
     if outer == len(shape) - 1:  # its stride is 1: another dimension has to be the wide one
         outer = 0
     if len(shape) == 1:
-        return place_compact(buffer, shape, index)
+        return place_compact(buffer, shape, spread)
     inner = [n if i != outer else 1 for i, n in enumerate(shape)]
     strides = list(compact_strides(buffer, tuple(inner)))
     step = max(_span(inner, strides) + 64, HUGE_ELEMENTS // max(shape[outer] - 1, 1) + 64)
@@ -195,13 +210,14 @@ def place_huge(buffer: Buffer, shape, index: int) -> Placement:
     return Placement(tuple(strides), start, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE, tuple(windows))
 
 
-GEOMETRIES: dict[str, Callable[[Buffer, tuple[int, ...], int], Placement]] = {
+GEOMETRIES: dict[str, Callable[[Buffer, tuple[int, ...], Spread], Placement]] = {
     "compact": place_compact,
     "padded": place_padded,
     "padded_odd": place_padded_odd,
     "inside": place_inside,
     "transposed": place_transposed,
     "misaligned": place_misaligned,
+    "odd_bytes": place_odd_bytes,
     "huge": place_huge,
 }
 
@@ -269,10 +285,10 @@ class PoolFactory:
 
     def variants(self) -> int:
         """How many choices of element types there are."""
-        return max(len(b.dtypes) if not _raw(b) else self._most_types(b) for b in self.layout.buffers)
-
-    def _most_types(self, buffer: Buffer) -> int:
-        return max(len(self.layout.stream(self.layout.leaf(n).stream).dtypes) for n in leaves_of(buffer.place))
+        lists = {s.dtypes for s in self.layout.streams}
+        if len(lists) > 1 and any(_raw(b) for b in self.layout.buffers):
+            return 1  # values come back as the first type of their stream: the caller names one type for all
+        return max(map(len, lists))
 
     def make(self, geometry: str = "compact", variant: int = 0) -> Pool:
         """A fresh pool; ``variant`` picks among the accepted element types."""
@@ -286,7 +302,8 @@ class PoolFactory:
                 own = getattr(torch, stream.dtypes[variant % len(stream.dtypes)])
                 pool.dtypes[stream.name] = own if _raw(buffer) else kind
             shape = tensor_shape(self.layout, buffer, self.sizes)
-            placement = GEOMETRIES[geometry](buffer, shape, index)
+            grain = max(self.layout.leaf(n).itemsize for n in leaves_of(buffer.place)) // buffer.unit
+            placement = GEOMETRIES[geometry](buffer, shape, Spread(index, grain))
             storage = Storage(placement, *self._copies(geometry, buffer, placement))
             pool.storages[buffer.name] = storage
             pool.actual[buffer.name] = _view(storage.actual, kind, shape, placement)

@@ -1,0 +1,232 @@
+"""Addresses by brute force: the terms of a layout's YAML evaluated as Python on whole numbers.
+
+``slot//32%4`` is handed to ``eval`` as it stands; a parenthesis is read in mixed radix, the size of a term being one
+more than its largest value; offsets of records are added up from the YAML. Nothing of kvgen is used.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import yaml
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1}
+ALIASES = {"request": "block", "position": "slot"}
+AXES = ("layer", "block", "slot", "kv", "head", "dim")
+
+
+@dataclass
+class Found:
+    """Byte addresses ``[layer, block, slot, kv, head, dim]`` of values or padding, extents 1 where nothing varies."""
+
+    address: np.ndarray
+    itemsize: int
+    fill: int | None = None
+
+
+@dataclass
+class Buffer:
+    """A buffer: its shape in elements of ``unit`` bytes, and how to find everything in it."""
+
+    shape: tuple[int, ...]
+    unit: int
+    values: dict[str, Found] = field(default_factory=dict)
+    pads: list[Found] = field(default_factory=list)
+
+
+def _rest(axis: np.ndarray, *terms: np.ndarray) -> np.ndarray:
+    seen: dict[tuple[int, ...], int] = {}
+    values = []
+    for key in zip(*(t.reshape(-1).tolist() for t in terms), strict=True):
+        values.append(seen.get(key, 0))
+        seen[key] = values[-1] + 1
+    return np.array(values).reshape(axis.shape)
+
+
+class Brute:
+    """A layout's text and the extents it leaves open (``block``, and dynamic ones)."""
+
+    def __init__(self, text: str, blocks: int, dynamic: dict[str, int]) -> None:
+        self.doc = yaml.safe_load(text)
+        axes = self.doc.get("axes", {})
+        self.params = self.doc.get("params", {})
+        self.extents = {a: dynamic[a] if axes[a] == "dynamic" else axes[a] for a in axes}
+        size = self.doc["block_size"]
+        self.extents |= {"block": blocks, "slot": dynamic["slot"] if size == "dynamic" else size, "kv": 2}
+        self.extents.setdefault("layer", dynamic["layer"])
+
+    def stream(self, name: str) -> dict[str, Any]:
+        given = (self.doc.get("streams") or {"key": None, "value": None}).get(name) or {}
+        return self.stream(given) if isinstance(given, str) else given
+
+    def itemsize(self, name: str) -> int:
+        return ITEMSIZE[self.dtypes(name)[0]]
+
+    def dtypes(self, name: str) -> list[str]:
+        given = self.stream(name).get("dtype", ["bfloat16", "float16"])
+        return [given] if isinstance(given, str) else list(given)
+
+    def axes(self, name: str) -> dict[str, int]:
+        """Extents of block, slot and the stream's own axes."""
+        own = self.stream(name)
+        extents = {a: self.extents[a] for a in ("block", "slot")}
+        if own.get("head") != "none":
+            extents["head"] = self.extents["head"]
+        return extents | {"dim": own["dim"] if isinstance(own.get("dim"), int) else self.extents["dim"]}
+
+    def buffer(self, name: str, strides: tuple[int, ...] | None = None, start: int = 0) -> Buffer:
+        """Addresses in a tensor whose element 0 lies at byte ``start``, with strides in elements.
+
+        Without strides every dimension gets stride 0: what is wanted is the shape.
+        """
+        place = self._normal(self.doc["buffers"][name])
+        leaves = list(self._leaves(place))
+        itemsize, pieces = self.itemsize(leaves[0]), list(self._sizes(place, []))
+        same = all(self.dtypes(x) == self.dtypes(leaves[0]) for x in leaves)
+        unit = itemsize if same and all(p % itemsize == 0 for p in pieces) else 1
+        terms = self._terms(place, [])
+        shape = [self._size(group, leaves[0]) for group in terms]
+        record = "fields" in place
+        if record:
+            shape.append(self._record_size(place, [t for g in terms for t in g]) // unit)
+        result = Buffer(tuple(shape), unit)
+        strides = strides or (0,) * len(shape)
+        outer = [(group, stride * unit) for group, stride in zip(terms, strides, strict=False)]
+        self._collect(place, outer, start, [t for g in terms for t in g], result)
+        return result
+
+    def _normal(self, place: Any) -> dict[str, Any]:
+        """Shorthands written out."""
+        if isinstance(place, str):
+            return {"holds": [place]}
+        if not {"holds", "fields", "order", "pad"} & set(place):
+            (leaf,) = set(place) - {"align"}
+            place = {"holds": leaf, "order": place[leaf]} | {k: v for k, v in place.items() if k == "align"}
+        if isinstance(place.get("holds"), str):
+            place = place | {"holds": [place["holds"]]}
+        return place
+
+    def _leaves(self, place: dict[str, Any]):
+        yield from place.get("holds", [])
+        for item in map(self._normal, place.get("fields", [])):
+            if "pad" not in item:
+                yield from self._leaves(item)
+
+    def _terms(self, place: dict[str, Any], above: list[str]) -> list[list[str]]:
+        """Groups of terms of a place's order; what is left of the axes where none is written."""
+        order = place.get("order")
+        if order is None and "holds" in place:
+            axes = list(self.axes(place["holds"][0])) + ["kv"] * (len(place["holds"]) == 2)
+            mentioned = [re.match(r"\w+", t).group() for t in above]
+            mentioned = [ALIASES.get(a, a) for a in mentioned] + ["block", "slot"] * ("token" in mentioned)
+            whole = [a for a in axes if a not in mentioned]
+            rest = [
+                self._left(a, above) for a in axes if a in mentioned and self._uncovered(a, above, place["holds"][0])
+            ]
+            return [[t] for t in (*whole, *rest)]
+        text = " ".join(order) if isinstance(order, list) else order or ""
+        groups = re.findall(r"\([^)]*\)|\S+", text)
+        return [[t for t in g.strip("()").split() if t != "1"] for g in groups]
+
+    def _left(self, axis: str, above: list[str]) -> str:
+        """A term for what the terms above leave of an axis: its entries counted among those they do not tell apart."""
+        words = [axis, *(word for word, meant in ALIASES.items() if meant == axis)]
+        terms = [t for t in above if re.match(r"\w+", t).group() in words]
+        return f"rest({axis}, {', '.join(terms)})"
+
+    def _uncovered(self, axis: str, above: list[str], leaf: str) -> bool:
+        return int(self._values(self._left(axis, above), leaf).max()) > 0
+
+    def _values(self, term: str, leaf: str) -> np.ndarray:
+        """A term's value at every index of the leaf's axes, and of kv and layer."""
+        extents = self.axes(leaf) | {"kv": 2, "layer": self.extents["layer"]}
+        names: dict[str, Any] = dict(self.params)
+        for i, axis in enumerate(AXES):
+            shape = [1] * len(AXES)
+            shape[i] = extents.get(axis, 1)
+            names[axis] = np.arange(shape[i], dtype=np.int64).reshape(shape)
+        names |= {"request": names["block"], "position": names["slot"]}
+        names["token"] = names["block"] * extents["slot"] + names["slot"]
+        return eval(term, {"__builtins__": {}, "rest": _rest}, names)
+
+    def _size(self, group: list[str], leaf: str) -> int:
+        size = 1
+        for term in group:
+            size *= int(self._values(term, leaf).max()) + 1
+        return size
+
+    def _group(self, group: list[str], leaf: str) -> np.ndarray:
+        value = np.zeros([1] * len(AXES), dtype=np.int64)
+        for term in group:
+            digit = self._values(term, leaf)
+            value = value * (int(digit.max()) + 1) + digit
+        return value
+
+    def _pitch(self, place: dict[str, Any], above: list[str]) -> int:
+        if "holds" in place:
+            return self.itemsize(place["holds"][0])
+        align = place.get("align", 1)
+        return -(-self._record_size(place, above) // align) * align
+
+    def _record_size(self, place: dict[str, Any], above: list[str]) -> int:
+        return list(self._fields(place, above))[-1][1]
+
+    def _fields(self, place: dict[str, Any], above: list[str]):
+        """``(offset, end, item)`` of each field."""
+        end = 0
+        for item in map(self._normal, place["fields"]):
+            if "pad" in item:
+                offset, size = end, item["pad"]
+            else:
+                align = item.get("align", 1)
+                offset = -(-end // align) * align
+                terms = self._terms(item, above)
+                size = self._pitch(item, above + [t for g in terms for t in g])
+                for group in terms:
+                    size *= self._size(group, next(self._leaves(item)))
+            end = offset + size
+            yield offset, end, item
+
+    def _sizes(self, place: dict[str, Any], above: list[str]):
+        above = above + [t for g in self._terms(place, above) for t in g]
+        yield self._pitch(place, above)
+        if "fields" in place:
+            for offset, end, item in self._fields(place, above):
+                yield offset
+                if "pad" in item:
+                    yield end - offset
+                else:
+                    yield from self._sizes(item, above)
+
+    def _collect(self, place, steps: list[tuple[list[str], int]], base: int, above: list[str], result: Buffer) -> None:
+        """Everything under a place; ``steps`` are the groups above and at it with their strides in bytes."""
+        if "holds" in place:
+            for side, leaf in enumerate(place["holds"]):
+                address = self._address(steps, base, leaf)
+                if len(place["holds"]) == 2:
+                    address = address[:, :, :, side : side + 1]
+                result.values[leaf] = Found(address, self.itemsize(leaf))
+            return
+        leaf = next(self._leaves(place))
+        for offset, end, item in self._fields(place, above):
+            if "pad" in item:
+                address = self._address(steps, base + offset, leaf)[..., None] + np.arange(end - offset)
+                result.pads.append(Found(address, 1, item.get("fill")))
+                continue
+            groups = self._terms(item, above)
+            inner_above = above + [t for g in groups for t in g]
+            stride = self._pitch(item, inner_above)
+            inner: list[tuple[list[str], int]] = []
+            for group in reversed(groups):
+                inner.insert(0, (group, stride))
+                stride *= self._size(group, next(self._leaves(item)))
+            self._collect(item, steps + inner, base + offset, inner_above, result)
+
+    def _address(self, steps: list[tuple[list[str], int]], base: int, leaf: str) -> np.ndarray:
+        address = np.full([1] * len(AXES), base, dtype=np.int64)
+        for group, stride in steps:
+            address = address + self._group(group, leaf) * stride
+        return address

@@ -1,0 +1,75 @@
+"""Layouts drawn at random go the whole way, and their addresses are held against brute force."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from kvgen import harness, runtime
+from kvgen.emit import render_layout
+from kvgen.resolve import load_text
+from tests.addresses import check_views, check_written
+from tests.strategies import SHAPES, Drawn, Shape, layouts
+
+WANTED = int(os.environ.get("KVGEN_RANDOM_LAYOUTS", "312"))
+"""Distinct layouts in a run of all shapes."""
+
+EACH = math.ceil(WANTED / len(SHAPES))
+
+ALWAYS = ("append/huge_int32", "append_{stream}/alone", "gather/transposed")
+"""Harness cases of every layout; ``{stream}`` is its first one. A token costs the interpreter a millisecond or two."""
+
+IN_TURN = (
+    "append/T7",
+    "append/one_slot_twice",
+    "append/skipped_int32",
+    "append_positions/request_ids{rank}",
+    "gather/skipped_strided",
+    "gather_paged/starts{rank}",
+)
+"""One of these for each layout, so that every shape meets all of them."""
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_whole_chain(shape: Shape, record_property) -> None:
+    """Text to layout to module; every byte after append and gather is the reference's and brute force's.
+
+    Shapes differ in their streams, buffers or layers, so layouts of two shapes are never the same.
+    """
+    seen: dict[str, dict[str, int]] = {}
+
+    # Draws repeat themselves now and then: more are made than are wanted, and what is not new is passed over.
+    @settings(
+        max_examples=4 * EACH + 10,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(layouts(shape))
+    def check(drawn: Drawn) -> None:
+        if drawn.text in seen or len(seen) == EACH:
+            return
+        check_layout(drawn.text, len(seen))
+        seen[drawn.text] = drawn.features
+
+    check()
+    record_property("layouts", list(seen.values()))
+    assert len(seen) == EACH
+
+
+def check_layout(text: str, turn: int) -> None:
+    """One layout, from its text to every byte that its module writes and reads."""
+    layout = load_text(text)
+    module = runtime.import_module(layout.name, render_layout(layout))
+    check_views(layout, text, "padded_odd")
+    check_written(layout, text, module, "padded_odd")
+    rank = "_rank1" if layout.slots.shard else ""
+    names = [*ALWAYS, IN_TURN[turn % len(IN_TURN)]]
+    only = [name.format(stream=layout.streams[0].name, rank=rank) for name in names]
+    report = harness.run(layout, module, only=only)
+    assert report.ok, f"{report}\n{text}"
