@@ -1,0 +1,178 @@
+"""Write docs/gallery.md from the shipped layouts and docs/errors.md from the catalogue of diagnostics.
+
+    python tools/make_docs.py           writes them
+    python tools/make_docs.py --check   writes nothing; exits 1 and names what is out of date
+
+Neither torch nor triton is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from kvgen import show  # noqa: E402
+from kvgen.catalog import Entry  # noqa: E402
+from kvgen.cli.codes import ENTRIES, ENVIRONMENT  # noqa: E402
+from kvgen.diagnostics import KvgenError, render_text  # noqa: E402
+from kvgen.layout import Layout, Record  # noqa: E402
+from kvgen.resolve import load, load_text  # noqa: E402
+
+DOCS = ROOT / "docs"
+LAYOUTS = ROOT / "layouts"
+
+FOUND = {
+    "block_v1": "Engines that keep the two halves of a block next to each other, each of them head by head.",
+    "context_parallel_nhd": "Ring and decode context parallel, a sequence's tokens dealt out over four ranks.",
+    "contiguous_hnd": "Plain PyTorch serving; the static cache of Hugging Face transformers.",
+    "contiguous_nhd": "Plain PyTorch serving that writes all heads of a token at once.",
+    "cross_layer_hnd": "Engines that move one block of all layers at a time, between GPUs or to the host.",
+    "cross_layer_nhd": "Engines that move one block of all layers at a time, between GPUs or to the host.",
+    "flat_slots": "The token pools of SGLang and tokenspeed.",
+    "mla": "DeepSeek V2 and V3.",
+    "mla_split": "FlashInfer's MLA kernels.",
+    "packed_hnd": "vLLM since 0.26; the tensors it hands to kernels are views of this one.",
+    "packed_nhd": "vLLM since 0.26; the tensors it hands to kernels are views of this one.",
+    "paged_hnd": "FlashInfer's HND pages; the blocks of TensorRT-LLM.",
+    "paged_nhd": "FlashAttention; FlashInfer's NHD pages.",
+    "paged_x_vector": "PagedAttention v1, and engines on ROCm that descend from it.",
+    "pair_nhd": "FlashInfer's cache of five dimensions.",
+    "stacked_nhd": "Older vLLM.",
+    "swa_nhd": "Hybrid models, some layers of which see a sliding window only.",
+}
+"""Where a layout is in use. One that is not here has no such line."""
+
+SAMPLE = {
+    "name": "name: sample\n",
+    "axes": "axes: {head: 8, dim: 128}\n",
+    "block_size": "block_size: 16\n",
+    "buffers": "buffers:\n  kv_cache: {holds: [key, value], order: block kv slot head dim}\n",
+}
+"""The rest of a layout around an example of the catalogue."""
+
+GROUPS = {
+    "KV1": "The file and its YAML",
+    "KV2": "Keys, values and names",
+    "KV3": "Orders and what they cover",
+    "KV4": "Buffers and records",
+    "KV70": "Files and calls",
+    "KV71": "Files and calls",
+    "KV72": "Compiled kernels",
+    "KV73": "The harness",
+}
+
+WRITTEN = "<!-- Written by `python tools/make_docs.py`; edit {source}, not this file. -->"
+
+
+def gallery() -> str:
+    """One section for each shipped layout."""
+    lines = [
+        WRITTEN.format(source="layouts/"),
+        "",
+        "# Gallery",
+        "",
+        "The layouts that come with kvgen: the YAML, and what `kvgen show NAME` prints above the canonical YAML.",
+        "Sizes are examples; `kvgen new MINE --like NAME` starts from a copy. Numbers in a picture count bytes from",
+        "the start of the block (or request), in tensors with the smallest strides.",
+        "",
+    ]
+    layouts = {path.stem: (path, load(path)) for path in sorted(LAYOUTS.glob("*.yaml"))}
+    lines += ["| layout | buffers | order | bytes a token and layer |", "|---|---|---|---|"]
+    lines += [_row(layout) for _, layout in layouts.values()]
+    for name, (path, layout) in layouts.items():
+        lines += ["", *_section(path, layout, FOUND.get(name))]
+    return "\n".join(lines) + "\n"
+
+
+def _row(layout: Layout) -> str:
+    facts = show.describe(layout)
+    names = "<br>".join(f"`{buffer['name']}`" for buffer in facts["buffers"])
+    orders = "<br>".join(f"`{_order(layout, buffer)}`" for buffer in facts["buffers"])
+    return f"| [{layout.name}](#{layout.name}) | {names} | {orders} | {facts['bytes_per_token']} |"
+
+
+def _order(layout: Layout, facts: dict) -> str:
+    """The order of a buffer and, in brackets, what lies in its record."""
+    record = isinstance(layout.buffer(facts["name"]).place.content, Record)
+    return f"{facts['order']} [{' '.join(facts['addresses'])}]" if record else facts["order"]
+
+
+def _section(path: Path, layout: Layout, found: str | None) -> list[str]:
+    text = [line for line in path.read_text(encoding="utf-8").splitlines() if "yaml-language-server" not in line]
+    picture = show.text(layout).rstrip().splitlines()[2:]  # the first line is the summary
+    where = ["", f"Where it is found: {found}"] if found else []
+    head = [f"## {layout.name}", "", layout.summary, *where, ""]
+    return [*head, "```yaml", *text, "```", "", "```text", *picture, "```"]
+
+
+def errors() -> str:
+    """One section for each code: cause, example, what is said of it, and cure."""
+    lines = [
+        WRITTEN.format(source="the catalogues in kvgen/catalog.py and kvgen/cli/codes.py"),
+        "",
+        "# Errors",
+        "",
+        "Every code that kvgen prints; `kvgen explain CODE` says the same in a terminal. A command tells all mistakes",
+        "of all files in one run. It exits 1 if something was found, and 2 if all that was found is marked *status 2*:",
+        "then the call or the machine is at fault. Examples show the lines with the mistake; line numbers in the",
+        "messages are those of a whole file.",
+    ]
+    group = ""
+    for code, entry in sorted(ENTRIES.items()):
+        title = next(name for prefix, name in GROUPS.items() if code.startswith(prefix))
+        if title != group:
+            lines += ["", f"## {title}"]
+            group = title
+        lines += ["", *_entry(code, entry)]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(code: str, entry: Entry) -> list[str]:
+    status = " *Status 2.*" if code in ENVIRONMENT else ""
+    lines = [f'<a id="{code.lower()}"></a>', "", f"### {code}: {entry.title}", "", entry.cause + status]
+    if entry.example:
+        mark = [f"<!-- refused: {code} -->"] if "name:" in entry.example else []
+        lines += ["", *mark, "```yaml", *entry.example.splitlines(), "```"]
+        lines += ["", "```text", *_said(code, entry.example), "```"]
+    return [*lines, "", f"Cure: {entry.cure}"]
+
+
+def _said(code: str, example: str) -> list[str]:
+    """What a user is told of an example, in a layout whose other lines are right."""
+    given = {line.split(":")[0] for line in example.splitlines()}
+    text = "".join(lines for key, lines in SAMPLE.items() if key not in given) + example + "\n"
+    try:
+        load_text(text, "sample.yaml")
+    except KvgenError as error:
+        found = [diagnostic for diagnostic in error.diagnostics if diagnostic.code == code]
+        return [line.rstrip() for line in render_text(found).splitlines()]
+    raise AssertionError(f"the example of {code} is no mistake")
+
+
+PAGES = {"gallery.md": gallery, "errors.md": errors}
+"""The pages that are written, and what writes them."""
+
+
+def main(arguments: list[str]) -> int:
+    if arguments not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    stale = 0
+    for name, write in PAGES.items():
+        path, text = DOCS / name, write()
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if arguments:
+            print(f"docs/{name} is out of date: `python tools/make_docs.py` writes it", file=sys.stderr)
+            stale = 1
+        else:
+            path.write_text(text, encoding="utf-8", newline="\n")
+            print(f"wrote docs/{name}")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
