@@ -389,8 +389,9 @@ def gather_paged(
 def slot_mapping(
     block_table, positions=None, *, context_lens=None, query_start_loc=None, request_ids=None, num_tokens=None, out=None
 ):
-    """Slot numbers of new tokens, int64 [T]: block_table[r, p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE at position p of request r.
+    """Slot numbers of new tokens, int64 [T].
 
+    At position p of request r: block_table[r, p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE.
     block_table is [R, columns], int32 or int64, with any row stride. Token t is that of
       * positions [R] or context_lens [R] alone: request t, one token each (lengths before the append);
       * positions [T] with query_start_loc [R + 1]: the request r with query_start_loc[r] <= t < query_start_loc[r + 1];
@@ -1014,7 +1015,7 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
 
 
 def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
-    """A dense tensor holds the tokens (num_tokens or, unless exact, more) with the stream's shape and an inner stride of 1."""
+    """A dense tensor holds num_tokens (or, unless exact, more) of the stream's shape, with an inner stride of 1."""
     _tensor(name, tensor, len(shape) + 1, device)
     if tensor.dtype not in dtypes:
         raise TypeError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
@@ -1058,7 +1059,7 @@ def _unknown(addresses, *index):
 
 
 def _keep(launches, tensors, compiled, grid, numbers, limit=0):
-    """Keep a launch for tensors of the same shapes, strides, types and devices, if this Triton lets it be started directly."""
+    """Keep a launch for tensors of the same shapes, strides, types and devices, if it can be started directly."""
     launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
     if launch is None or any(t.data_ptr() % 16 for t in tensors):
         return
@@ -1068,7 +1069,7 @@ def _keep(launches, tensors, compiled, grid, numbers, limit=0):
 
 
 def _direct(compiled, device, grid, numbers, limit):
-    """A function that starts a compiled kernel at given addresses, past Triton's own look-up; None where it is not known how.
+    """Starts a compiled kernel at given addresses, past Triton's own look-up; None if it is unknown how.
 
     It returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current
     device or while somebody watches launches, which all go the long way.

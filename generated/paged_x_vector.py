@@ -296,7 +296,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 value_cache.stride(2) // stride_unit,
                 stride_unit,
                 tokens,
-                num_warps=2,
+                num_warps=8,
             )
 
 
@@ -434,7 +434,7 @@ def gather_paged(
                 stride_unit,
                 tokens,
                 zero_skipped,
-                num_warps=2,
+                num_warps=8,
             )
     return key_out, value_out
 
@@ -442,8 +442,9 @@ def gather_paged(
 def slot_mapping(
     block_table, positions=None, *, context_lens=None, query_start_loc=None, request_ids=None, num_tokens=None, out=None
 ):
-    """Slot numbers of new tokens, int64 [T]: block_table[r, p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE at position p of request r.
+    """Slot numbers of new tokens, int64 [T].
 
+    At position p of request r: block_table[r, p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE.
     block_table is [R, columns], int32 or int64, with any row stride. Token t is that of
       * positions [R] or context_lens [R] alone: request t, one token each (lengths before the append);
       * positions [T] with query_start_loc [R + 1]: the request r with query_start_loc[r] <= t < query_start_loc[r + 1];
@@ -1175,7 +1176,7 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
 
 
 def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
-    """A dense tensor holds the tokens (num_tokens or, unless exact, more) with the stream's shape and an inner stride of 1."""
+    """A dense tensor holds num_tokens (or, unless exact, more) of the stream's shape, with an inner stride of 1."""
     _tensor(name, tensor, len(shape) + 1, device)
     if tensor.dtype not in dtypes:
         raise TypeError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
@@ -1210,7 +1211,7 @@ def _check_table(name, tensor, device, num_rows=0):
 
 
 def _stride_unit(unit, *tensors):
-    """The unit that strides are handed over in, so that the compiler knows their alignment; 1 where one is no multiple."""
+    """What strides are counted in, so that the compiler knows their alignment; 1 where one is no multiple."""
     return 1 if any(stride % unit for tensor in tensors for stride in tensor.stride()[:-1]) else unit
 
 
@@ -1219,7 +1220,7 @@ def _unknown(addresses, *index):
 
 
 def _keep(launches, tensors, compiled, grid, numbers, limit=0):
-    """Keep a launch for tensors of the same shapes, strides, types and devices, if this Triton lets it be started directly."""
+    """Keep a launch for tensors of the same shapes, strides, types and devices, if it can be started directly."""
     launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
     if launch is None or any(t.data_ptr() % 16 for t in tensors):
         return
@@ -1229,7 +1230,7 @@ def _keep(launches, tensors, compiled, grid, numbers, limit=0):
 
 
 def _direct(compiled, device, grid, numbers, limit):
-    """A function that starts a compiled kernel at given addresses, past Triton's own look-up; None where it is not known how.
+    """Starts a compiled kernel at given addresses, past Triton's own look-up; None if it is unknown how.
 
     It returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current
     device or while somebody watches launches, which all go the long way.

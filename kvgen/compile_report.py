@@ -82,7 +82,7 @@ def compile_all(
             }
             key = json.dumps([sources[spec.name], job], sort_keys=True, default=str)
             jobs.setdefault(key, {**job, "module": layout})
-            owners.setdefault(key, []).append((layout, spec.name))
+            owners.setdefault(key, []).append((layout, spec.label))
     version, results = _run(texts, list(jobs.values()), targets)
     report: Report = {layout: {} for layout in kernels}
     for key, by_target in zip(jobs, results, strict=True):

@@ -63,7 +63,9 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     heads = _heads(layout, plan, wish.heads, slot_minor, widest)
     row = widest * (heads or _side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
     tokens = wish.tokens or _tokens(layout, slot_minor, widest, row)
-    num_warps = wish.num_warps or max(1, min(8, _side(math.ceil(tokens * row / (1024 if slot_minor else 256)))))
+    # Tokens along the lanes take few instructions a value; looking slots up in tables takes registers.
+    per_warp = 1024 if slot_minor and plan.placement == "slots" else 256
+    num_warps = wish.num_warps or max(1, min(8, _side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
     return Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, tiles)

@@ -135,9 +135,9 @@ def _addressing(layout: Layout) -> Addressing:
         world=shard.world if shard else 1,
         interleave=shard.interleave if shard else 1,
         dtype=layout.slots.dtype,
-        formula=f"block_table[r, p // {size}] * {size} + p % {size} at position p of request r"
+        formula=f"At position p of request r: block_table[r, p // {size}] * {size} + p % {size}"
         if shard is None
-        else f"of this rank; positions and block tables count virtual blocks of {size} * {shard.world} tokens",
+        else f"Positions and block tables count virtual blocks of {size} * {shard.world} tokens; slots are this rank's",
         extra=extra,
         extra_names=tuple(name for name in extra.split(", ") if name),
         rank_text=', "rank"' if shard else "",

@@ -1,10 +1,12 @@
-"""What a compiler needs of a generated kernel, so that it can be compiled without a GPU."""
+"""What a compiler needs of generated kernels, so that they can be compiled without a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from kvgen.emit.kernel import build_kernel
+from kvgen.emit.args import Arg
+from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.layout import Layout
 from kvgen.lower import lower
 
@@ -14,40 +16,82 @@ DYNAMIC_TILE = 8
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """A kernel of a generated module as it is launched on tensors with the smallest strides.
+    """A kernel of a generated module in one form of its call, on tensors with the smallest strides.
 
-    ``signature`` maps run-time arguments to Triton types, ``constexprs`` the others to their values; ``divisible``
-    names arguments that are multiples of 16.
+    ``name`` is the module's, ``form`` says what is unlike the plain call (empty for that one). ``signature`` maps
+    run-time arguments to Triton types, ``constexprs`` the others to their values; ``divisible`` names arguments that
+    are multiples of 16.
     """
 
     name: str
+    form: str
     signature: dict[str, str]
     constexprs: dict[str, object]
     divisible: tuple[str, ...]
     num_warps: int
 
+    @property
+    def label(self) -> str:
+        return f"{self.name}: {self.form}" if self.form else self.name
+
 
 def kernels(layout: Layout) -> list[KernelSpec]:
-    """Every kernel of the layout's module that moves values."""
-    return [_spec(layout, plan) for plan in lower(layout)]
+    """Every kernel of the layout's module, in every form that is compiled differently."""
+    found = [spec for plan in lower(layout) for spec in _forms(build_kernel(layout, plan))]
+    return [*found, *_addressing(layout)]
 
 
-def _spec(layout: Layout, plan) -> KernelSpec:
-    kernel = build_kernel(layout, plan)
-    signature, constexprs, divisible = {}, {}, []
-    values = {
-        "tile": DYNAMIC_TILE,
-        "tokens": kernel.schedule.tokens,
-        "flag": False,
-        "unit": kernel.stride_unit,
-        "optional": None,
-    }
+def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
+    roles = {arg.role for arg in kernel.args}
+    yield _spec(kernel, "", {})
+    if "tokens" in roles:
+        yield _spec(kernel, "few tokens", {"tokens": 1})
+    if "flag" in roles:
+        yield _spec(kernel, "zero_skipped", {"flag": True})
     for arg in kernel.args:
-        if arg.role in ("tile", "tokens", "flag", "unit", "optional"):
-            signature[arg.name] = "constexpr"
-            constexprs[arg.name] = values[arg.role]
+        if arg.role == "optional":
+            yield _spec(kernel, arg.value, {"optional": arg.type})
+
+
+def _spec(kernel: Kernel, form: str, chosen: Mapping[str, object]) -> KernelSpec:
+    plain = {"tile": DYNAMIC_TILE, "tokens": kernel.schedule.tokens, "flag": False, "unit": kernel.stride_unit}
+    values = plain | {"optional": None} | chosen
+    signature: dict[str, str] = {}
+    constexprs: dict[str, object] = {}
+    divisible = []
+    for arg in kernel.args:
+        given = arg.role == "optional" and values["optional"] is not None
+        if arg.role in values and not given:
+            signature[arg.name], constexprs[arg.name] = "constexpr", values[arg.role]
             continue
         signature[arg.name] = arg.type
-        if arg.role == "pointer" or (arg.role == "stride" and arg.divisible):
+        if given or _divisible(arg):
             divisible.append(arg.name)
-    return KernelSpec(kernel.name, signature, constexprs, tuple(divisible), kernel.schedule.num_warps)
+    return KernelSpec(kernel.name, form, signature, constexprs, tuple(divisible), kernel.schedule.num_warps)
+
+
+def _divisible(arg: Arg) -> bool:
+    return arg.role == "pointer" or (arg.role == "stride" and arg.divisible)
+
+
+def _addressing(layout: Layout) -> Iterator[KernelSpec]:
+    extra = {name: "i32" for name in slot_of_extra(layout).split(", ") if name}
+    out = {"out_ptr": f"*i{layout.slots.dtype.removeprefix('int')}"}
+    table = {"block_table_ptr": "*i32", "block_table_stride": "i64", "num_columns": "i32", "num_rows": "i32"}
+    counts = dict.fromkeys(("num_out", "num_tokens", "num_requests", "search_step"), "i32")
+    pointers = ("positions_ptr", "context_lens_ptr", "query_start_loc_ptr", "request_ids_ptr")
+    forms = {
+        "": ("positions_ptr",),
+        "query_start_loc": ("positions_ptr", "query_start_loc_ptr"),
+        "request_ids": ("positions_ptr", "request_ids_ptr"),
+        "context_lens": ("context_lens_ptr",),
+        "context_lens, query_start_loc": ("context_lens_ptr", "query_start_loc_ptr"),
+    }
+    for form, given in forms.items():
+        given_types = {name: "*i64" if name in given else "constexpr" for name in pointers}
+        signature = out | table | given_types | counts | extra
+        absent = dict.fromkeys((name for name in pointers if name not in given), None)
+        divisible = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+        yield KernelSpec("_slot_mapping_kernel", form, signature, absent, divisible, 4)
+    row = {"block_table_row_ptr": "*i32", "num_columns": "i32", "start_pos": "i32", "count": "i32", "num_out": "i32"}
+    yield KernelSpec("_fill_slots_kernel", "", out | row | extra, {}, ("out_ptr", "block_table_row_ptr"), 4)
