@@ -16,10 +16,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A named logical axis. ``extent`` is None when only the launch knows it."""
+    """A named logical axis. ``extent`` is None when only the launch knows it.
+
+    ``step`` above 1 is an axis that is only told apart in groups of so many, ``dim//128``: its digits tile the
+    quotient, the lowest has ``div == step``, and the last group may be short.
+    """
 
     name: str
     extent: int | None
+    step: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,62 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
+class Scale:
+    """What codes are multiplied by to give values: decoded = code · scale.
+
+    ``axes`` are those it varies over, in logical order (none: one for the whole tensor). A ``stored`` scale is a leaf
+    of that ``name`` (``key.scale``): every dynamic one is, and a static one that varies over block or slot. The others
+    are arguments of the generated functions, called ``argument`` (``key_scale``): a dimension per axis, ``[1]`` for none.
+
+    A dynamic scale is amax / ``code_range``, floored (``floor`` on ``amax`` or on the ``scale``; None: no floor), put on
+    its grid (``any`` or ``pow2``, the exponent by ``ceil`` or ``floor``) and rounded to ``dtype``. ``arithmetic``: codes
+    are x / scale, or x · (1 / scale). ``given``: an argument is the scale, or its inverse. ``encode``: codes are made
+    with the scale as ``stored``, or with the ``exact`` one.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    dynamic: bool
+    dtype: str  # float32, float16, bfloat16, float8_e4m3fn, float8_e8m0fnu
+    stored: bool
+    grid: Literal["any", "pow2"] = "any"
+    exponent: Literal["ceil", "floor"] = "ceil"
+    code_range: float = 448.0
+    floor_on: Literal["amax", "scale"] | None = None
+    floor: float = 0.0
+    arithmetic: Literal["divide", "multiply"] = "divide"
+    given: Literal["scale", "inverse"] = "scale"
+    encode: Literal["stored", "exact"] = "stored"
+
+    @property
+    def argument(self) -> str:
+        return self.name.replace(".", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How the values of a stream become codes.
+
+    ``mode`` is ``cast`` (to the codes' own type, no scale) or a mode of ``kvgen.quant``; ``code`` is the element type of
+    the codes; integers are rounded as ``rounding`` says and clamped to ``clamp``.
+    """
+
+    mode: str
+    code: str
+    rounding: Literal["even", "away"] = "even"
+    clamp: tuple[int, int] | None = None
+    scale: Scale | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
-    """What is handed in for a token: ``[T, *axes]``, of one of ``dtypes``."""
+    """What is handed in for a token: ``[T, *axes]``, of one of ``dtypes``; stored as it is, or encoded."""
 
     name: str
     axes: tuple[Axis, ...]  # head and dim, or dim alone
     dtypes: tuple[str, ...]
     itemsize: int
+    encoding: Encoding | None = None
 
 
 @dataclass(frozen=True, slots=True)
