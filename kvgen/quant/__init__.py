@@ -1,0 +1,48 @@
+"""Encodings: what each says of itself, and its meaning in PyTorch. Importing this package imports no torch.
+
+A mode is one file: its facts, ``to_codes`` and ``from_codes``. ``encode`` and ``decode`` put scales to them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvgen.quant import casts, fp8, int8, mx
+from kvgen.quant.mode import Mode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kvgen.layout import Encoding
+
+__all__ = ["MODES", "Mode", "decode", "encode"]
+
+MODES = {mode.name: mode for mode in (*fp8.MODES, *int8.MODES, *mx.MODES)}
+"""Every mode by name. A new one is a file and a term here."""
+
+
+def encode(encoding: Encoding, values: Tensor, scale: Tensor | None = None, inverse: Tensor | None = None) -> Tensor:
+    """Codes of float32 values: ``x / scale`` or ``x · (1 / scale)`` as the scale's arithmetic says, rounded, clamped.
+
+    ``scale`` is float32 and broadcastable to the values; ``inverse`` is 1 / scale where it was handed in, and is what
+    a product takes. Where the scale is 0 the codes are 0, whatever the values. float8 codes come as uint8.
+    """
+    import torch
+
+    if encoding.mode == "cast":
+        return casts.cast(encoding.code, values)
+    if scale is not None:
+        if encoding.scale.arithmetic == "multiply":
+            scaled = values * (torch.ones_like(scale) / scale if inverse is None else inverse)
+        else:
+            scaled = values / scale
+        values = torch.where(scale == 0, 0.0, scaled)
+    return MODES[encoding.mode].to_codes(encoding, values)
+
+
+def decode(encoding: Encoding, codes: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Float32 values of codes: code · scale, rounded once."""
+    if encoding.mode == "cast":
+        return casts.uncast(encoding.code, codes)
+    values = MODES[encoding.mode].from_codes(codes)
+    return values if scale is None else values * scale
