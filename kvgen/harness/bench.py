@@ -15,8 +15,11 @@ from kvgen.harness.compare import Mismatch, Written, compare_bytes, compare_pool
 from kvgen.harness.pools import Pool, PoolFactory, random_bytes
 from kvgen.layout import Layout, leaves_of
 
-MANY = 67
-"""Tokens of a large case: more than a page and than a tile, and a multiple of neither."""
+RUN = 48
+"""Most slots of a page in a run: a page may be a whole request."""
+
+PREFILL = 200
+"""Tokens of a prefill: so many that schedules which take larger tiles for more tokens do."""
 
 DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
@@ -63,8 +66,24 @@ class Bench:
         chosen = [s for s in dict.fromkeys([*edges, *others]) if s != self.layout.slots.skip][:count]
         return [chosen[i] for i in self.shuffle(len(chosen))]
 
-    def live_tokens(self, wanted: int) -> int:
-        return min(wanted, self.sizes.slots - (self.layout.slots.skip is not None))
+    def prefill(self) -> list[int]:
+        """More tokens than a decode step has: runs of slots as a prefill has them, whole pages among them.
+
+        One page in order from its first slot, one after a skipped token, one shuffled, one without its last slot, one
+        entered in its middle; then skipped tokens up to a length at which kernels may take other tiles.
+        """
+        n, length = self.sizes.block_size, min(self.sizes.block_size, RUN)
+        pages = [page * n for page in self.shuffle(self.sizes.blocks)]
+        runs = [[page + i for i in range(length)] for page in pages]
+        middle = len(runs) // 2
+        runs[middle] = [runs[middle][i] for i in self.shuffle(length)]
+        runs[-1] = runs[-1][:-1]
+        if len(runs) > 2:
+            runs[1] = [-1, *runs[1]]
+        if len(runs) > 4:
+            runs[3] = runs[3][length // 2 :]
+        slots = [s for run in runs for s in run if s != self.layout.slots.skip]
+        return [*slots, *[-1] * (PREFILL - len(slots))]
 
     def random(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Every bit pattern of a type, NaNs with their payloads included."""

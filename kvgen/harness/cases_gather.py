@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvgen import reference
-from kvgen.harness.bench import MANY, Bench, Case
+from kvgen.harness.bench import Bench, Case
 from kvgen.harness.cases_append import dead_slots, remap_table
 from kvgen.harness.compare import Mismatch
 from kvgen.harness.pools import GEOMETRIES, compact_strides, tensor_shape
@@ -24,7 +24,7 @@ def gather_cases(layout: Layout, variants: int) -> Iterator[Case]:
     def case(name: str, body: Callable[..., None], *args: object, function: str = "gather") -> Case:
         return Case(f"{function}/{name}", function, lambda bench: body(bench, *args))
 
-    for count in (0, 1, 7, MANY):
+    for count in (0, 1, 7):
         yield case(f"T{count}", _gather, count)
     for variant in range(1, variants):
         yield case(f"dtype{variant}", _gather, 7, "compact", "int64", variant)
@@ -33,10 +33,11 @@ def gather_cases(layout: Layout, variants: int) -> Iterator[Case]:
             yield case(geometry, _gather, 9, geometry)
     yield case("huge_int32", _gather, 5, "huge", "int32")
     yield case("repeated_slots", _repeated)
-    for out in (None, "dense", "strided"):
-        for zero in (False, True):
-            name = f"skipped_{out or 'allocated'}{'_zeroed' if zero else ''}"
-            yield case(name, _skipped, "int32" if zero else "int64", out, zero)
+    yield case("prefill", _prefill)
+    yield case("other_addresses", _other_addresses)
+    yield case("skipped_allocated", _skipped, "int64", None, False)
+    yield case("skipped_strided", _skipped, "int64", "strided", False)
+    yield case("skipped_dense_zeroed", _skipped, "int32", "dense", True)
     if layout.slots.remap:
         yield case("remap", _remap, "int64")
         yield case("remap_int32", _remap, "int32")
@@ -51,11 +52,8 @@ def gather_cases(layout: Layout, variants: int) -> Iterator[Case]:
         suffix = f"_rank{rank}" if layout.slots.shard else ""
         yield paged(f"ragged{suffix}", _ragged, rank)
         yield paged(f"starts{suffix}", _ragged, rank, True)
-    yield paged("out", _ragged, 0, True, "dense")
-    yield paged("out_strided", _ragged, 0, True, "strided")
-    yield paged("zeroed", _ragged, 0, True, "strided", True)
-    yield paged("int64", _ragged, 0, True, None, False, "int64")
-    yield paged("huge", _ragged, 0, True, None, False, "int32", "huge")
+    yield paged("out_huge", _ragged, 0, True, "strided", False, "int64", "huge")
+    yield paged("zeroed", _ragged, 0, True, "dense", True)
     yield paged("nothing", _nothing_paged)
     yield case("smallest", _allocate, function="allocate")
 
@@ -64,13 +62,24 @@ def _gather(bench: Bench, count: int, geometry: str = "compact", dtype: str = "i
     bench.gather(bench.pool(geometry, variant), bench.tensor(bench.slots(count), dtype))
 
 
+def _prefill(bench: Bench) -> None:
+    bench.gather(bench.pool(), bench.tensor(bench.prefill()))
+
+
+def _other_addresses(bench: Bench) -> None:
+    """Pools alike in all but where they start, one call after the other."""
+    slots = bench.tensor(bench.slots(4))
+    for geometry in ("compact", "misaligned", "compact"):
+        bench.gather(bench.pool(geometry), slots)
+
+
 def _repeated(bench: Bench) -> None:
     slots = bench.slots(3)
     bench.gather(bench.pool(), bench.tensor([*slots, *slots[:2], slots[0]]))
 
 
 def _skipped(bench: Bench, dtype: str, out: str | None, zero: bool) -> None:
-    slots = [*bench.slots(5), *dead_slots(bench, dtype)]
+    slots = [*bench.slots(3), *dead_slots(bench, dtype)]
     slots = [slots[i] for i in bench.shuffle(len(slots))]
     bench.gather(bench.pool(), bench.tensor(slots, dtype), out=out, zero_skipped=zero)
 
@@ -95,7 +104,7 @@ def _ragged(
 ) -> None:
     """Requests of several lengths, one of them empty and one cut short by its length; rows past all of them."""
     tables = Tables(bench)
-    lengths = [min(tables.length, 2 + 3 * r) if r != 1 else 0 for r in range(tables.requests)]
+    lengths = [min(tables.length, 2 + r) if r != 1 else 0 for r in range(tables.requests)]
     bounds = [1]  # row 0 belongs to no request
     for length in lengths:
         bounds.append(bounds[-1] + length)

@@ -188,9 +188,13 @@ def _bad_layer(bench: Bench, which: str) -> dict[str, int]:
 
 
 def _layer(bench: Bench, which: str) -> None:
+    """Refused in a first call and in one whose tensors were accepted before."""
     pool = bench.pool()
     slots = bench.slots(TOKENS)
     args = bench.append_args(pool, bench.sources(len(slots), pool), bench.tensor(slots))
+    refuse(bench, pool, "layer", lambda: bench.module.append(*args.values(), **_bad_layer(bench, which)))
+    accepted = args | {"slot_mapping": torch.full_like(args["slot_mapping"], -1)}
+    bench.module.append(*accepted.values(), **bench.layer_args(None))
     refuse(bench, pool, "layer", lambda: bench.module.append(*args.values(), **_bad_layer(bench, which)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,7 +19,10 @@ from torch import Tensor
 from kvgen.layout import Buffer, Layout, Record, leaves_of
 
 GUARD = 512
-"""Bytes before and behind a tensor, a multiple of every element size."""
+"""Bytes at least before and behind a tensor, a multiple of every element size."""
+
+WIDE_GUARD = 1 << 18
+"""Bytes at most: a block, so that a block too far or too early still hits memory that is compared."""
 
 HUGE_ELEMENTS = 2**31
 """Elements between the first and the last block of a huge pool: what no signed 32-bit number holds."""
@@ -128,8 +132,10 @@ def _span(shape, strides) -> int:
 
 
 def _placed(buffer: Buffer, shape, strides, offset: int = 0) -> Placement:
-    start = GUARD // buffer.unit + offset
-    nbytes = 2 * GUARD + (offset + _span(shape, strides) + 64) * buffer.unit
+    block = strides[_block_dim(buffer)] * buffer.unit
+    guard = -(-min(block, WIDE_GUARD) // GUARD) * GUARD
+    start = guard // buffer.unit + offset
+    nbytes = 2 * guard + (offset + _span(shape, strides) + 64) * buffer.unit
     nbytes = -(-nbytes // GUARD) * GUARD
     return Placement(strides, start, nbytes, ((0, nbytes),))
 
@@ -313,7 +319,9 @@ class PoolFactory:
     def _copies(self, geometry: str, buffer: Buffer, placement: Placement) -> tuple[Tensor, Tensor]:
         key = (geometry, buffer.name)
         if key not in self._contents:
-            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + list(GEOMETRIES).index(geometry))
+            # Contents differ between buffers: bytes read from the wrong one must show.
+            salt = zlib.crc32(f"{geometry} {buffer.name}".encode())
+            generator = torch.Generator().manual_seed(self.seed * 65_537 + salt)
             self._contents[key] = [random_bytes(b - a, generator, self.device) for a, b in placement.windows]
         contents = self._contents[key]
         if len(contents) == 1 and geometry != "huge":

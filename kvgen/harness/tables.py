@@ -47,7 +47,7 @@ class Tables:
     def dead_places(self) -> list[tuple[int, int]]:
         """Positions past the table or negative, and requests outside it."""
         end = self.length
-        return [(0, end), (0, end + 1), (1, 2**31 - 1), (0, -1), (0, -end), (-1, 0), (self.requests, 0), (2**31 - 1, 1)]
+        return [(0, end), (1, 2**31 - 1), (0, -1), (-1, 0), (self.requests, 0), (2**31 - 1, 1)]
 
     def last_position(self, request: int, rank: int = 0) -> int:
         """A position near the end of a request: the last one of this rank, or one past the table for request 1."""
