@@ -253,7 +253,7 @@ def gather(cache, slots, *, out=None, zero_skipped=False):
         latent_out = torch.empty((num_tokens, LATENT_DIM), dtype=cache.dtype, device=device)
         rope_out = torch.empty((num_tokens, ROPE_DIM), dtype=cache.dtype, device=device)
     else:
-        latent_out, rope_out = out
+        latent_out, rope_out = _outs(out, 2)
     latent_out = _check_stream("latent_out", latent_out, num_tokens, (LATENT_DIM,), (cache.dtype,), device, exact=True)
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (cache.dtype,), device, exact=True)
     tokens = 1 if num_tokens <= 64 else 4
@@ -302,7 +302,7 @@ def gather_paged(
     if total_tokens is not None:
         num_tokens = total_tokens
     elif out is not None:
-        num_tokens = out[0].shape[0]
+        num_tokens = _size("out", _outs(out, 2)[0], 2, 0)
     else:
         raise ValueError("gather_paged: give total_tokens or out, since the lengths lie on the device")
     if out is None:
@@ -310,7 +310,7 @@ def gather_paged(
         latent_out = torch.empty((num_tokens, LATENT_DIM), dtype=cache.dtype, device=device)
         rope_out = torch.empty((num_tokens, ROPE_DIM), dtype=cache.dtype, device=device)
     else:
-        latent_out, rope_out = out
+        latent_out, rope_out = _outs(out, 2)
     latent_out = _check_stream("latent_out", latent_out, num_tokens, (LATENT_DIM,), (cache.dtype,), device, exact=True)
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (cache.dtype,), device, exact=True)
     search_step = 1 << (num_requests + 1).bit_length() - 1
@@ -406,7 +406,7 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
 
     block_table_row is [columns], int32 or int64. What out has beyond count is filled with -1.
     """
-    _check_integers("block_table_row", block_table_row, block_table_row.device)
+    _check_integers("block_table_row", block_table_row, None)
     device = block_table_row.device
     if out is None:
         out = torch.empty(count, dtype=torch.int64, device=device)
@@ -778,7 +778,7 @@ def _slot_mapping_kernel(
     num_requests,
     search_step,
 ):
-    """One program writes 128 slot numbers.."""
+    """One program writes 128 slot numbers."""
     TOKENS: tl.constexpr = 128
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -874,6 +874,13 @@ def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
     if tensor.stride(-1) != 1 and shape[-1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
     return tensor
+
+
+def _outs(out, count):
+    """One tensor for each stream."""
+    if not isinstance(out, tuple | list) or len(out) != count:
+        raise TypeError(f"out: expected {count} tensors, one for each stream")
+    return out
 
 
 def _check_integers(name, tensor, device, length=None):

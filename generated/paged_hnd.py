@@ -298,7 +298,7 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
         key_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=key_cache.dtype, device=device)
         value_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=value_cache.dtype, device=device)
     else:
-        key_out, value_out = out
+        key_out, value_out = _outs(out, 2)
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
     num_slots = num_blocks * BLOCK_SIZE
@@ -362,7 +362,7 @@ def gather_paged(
     if total_tokens is not None:
         num_tokens = total_tokens
     elif out is not None:
-        num_tokens = out[0].shape[0]
+        num_tokens = _size("out", _outs(out, 2)[0], 3, 0)
     else:
         raise ValueError("gather_paged: give total_tokens or out, since the lengths lie on the device")
     if out is None:
@@ -370,7 +370,7 @@ def gather_paged(
         key_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=key_cache.dtype, device=device)
         value_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=value_cache.dtype, device=device)
     else:
-        key_out, value_out = out
+        key_out, value_out = _outs(out, 2)
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
     search_step = 1 << (num_requests + 1).bit_length() - 1
@@ -471,7 +471,7 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
 
     block_table_row is [columns], int32 or int64. What out has beyond count is filled with -1.
     """
-    _check_integers("block_table_row", block_table_row, block_table_row.device)
+    _check_integers("block_table_row", block_table_row, None)
     device = block_table_row.device
     if out is None:
         out = torch.empty(count, dtype=torch.int64, device=device)
@@ -928,7 +928,7 @@ def _slot_mapping_kernel(
     num_requests,
     search_step,
 ):
-    """One program writes 128 slot numbers.."""
+    """One program writes 128 slot numbers."""
     TOKENS: tl.constexpr = 128
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -1021,6 +1021,13 @@ def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
         raise ValueError(f"{name}: expected shape {(num_tokens, *shape)}, got {tuple(tensor.shape)}")
     if tensor.stride(-1) != 1 and shape[-1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
+
+
+def _outs(out, count):
+    """One tensor for each stream."""
+    if not isinstance(out, tuple | list) or len(out) != count:
+        raise TypeError(f"out: expected {count} tensors, one for each stream")
+    return out
 
 
 def _check_integers(name, tensor, device, length=None):

@@ -68,7 +68,7 @@ class Amount:
         return self.value if isinstance(self.value, int) else str(self)
 
     def __str__(self) -> str:
-        return " + ".join(_term_text(names, factor) for names, factor in reversed(self.terms)) or "0"
+        return " + ".join(_term_text(*term) for term in reversed(self.terms)).replace("+ -", "- ") or "0"
 
 
 def _amount(total: Mapping[tuple[str, ...], Fraction]) -> Amount:

@@ -54,9 +54,13 @@ def dense_view(stream: Stream, tensor: str) -> View:
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Where a leaf or a padding was found: its steps and offset in bytes, tensor dimensions aside."""
+    """Where a leaf or a padding was found: its steps and offset in bytes, tensor dimensions aside.
+
+    ``leaf`` is the one it holds first, or the first of the record around it.
+    """
 
     content: Holds | Pad
+    leaf: str
     offset: int
     steps: tuple[Step, ...]
 
@@ -66,22 +70,29 @@ def _leaf_views(layout: Layout, buffer: Buffer) -> Iterator[tuple[str, View]]:
         if not isinstance(site.content, Holds):
             continue
         for index, leaf in enumerate(site.content.leaves):
-            steps, offset = [], site.offset
-            for step in site.steps:
-                if step.digit.axis != "kv":
-                    steps.append(step)
-                elif step.dim is None:
-                    offset += index * step.factor
-                elif index:
-                    steps.append(Step(Digit("kv", 1, 2), step.dim, step.factor * index))
-            yield leaf, _view(buffer, site.content.itemsize, offset, steps, site.steps)
+            yield leaf, _side_view(buffer, site, site.content.itemsize, index)
 
 
 def _fills(layout: Layout, buffer: Buffer) -> Iterator[Fill]:
     for site in _sites(layout, buffer):
         if isinstance(site.content, Pad) and site.content.fill is not None:
-            view = _view(buffer, 1, site.offset, site.steps, site.steps)
-            yield Fill(view, site.content.size, site.content.fill)
+            paired = any(step.digit.axis == "kv" for step in site.steps)
+            for index in range(2 if paired else 1):
+                stream = layout.leaf(site.leaf).stream
+                yield Fill(stream, _side_view(buffer, site, 1, index), site.content.size, site.content.fill)
+
+
+def _side_view(buffer: Buffer, site: _Site, itemsize: int, index: int) -> View:
+    """The view of a site where ``kv`` stands at ``index``."""
+    steps, offset = [], site.offset
+    for step in site.steps:
+        if step.digit.axis != "kv":
+            steps.append(step)
+        elif step.dim is None:
+            offset += index * step.factor
+        elif index:
+            steps.append(Step(Digit("kv", 1, 2), step.dim, step.factor * index))
+    return _view(buffer, itemsize, offset, steps, site.steps)
 
 
 def _view(buffer: Buffer, itemsize: int, offset: int, steps: list[Step] | tuple[Step, ...], all_steps) -> View:
@@ -111,17 +122,16 @@ def _sites(layout: Layout, buffer: Buffer) -> Iterator[_Site]:
 
 def _descend(layout: Layout, place: Place, offset: int, steps: tuple[Step, ...]) -> Iterator[_Site]:
     if isinstance(place.content, Holds):
-        yield _Site(place.content, offset, steps)
+        yield _Site(place.content, place.content.leaves[0], offset, steps)
         return
     for field in place.content.fields:
-        yield from _field_sites(layout, field, offset, steps)
+        if isinstance(field.content, Pad):
+            yield _Site(field.content, leaves_of(place)[0], offset + field.offset, steps)
+        else:
+            yield from _field_sites(layout, field, offset + field.offset, steps)
 
 
 def _field_sites(layout: Layout, field: Field, offset: int, steps: tuple[Step, ...]) -> Iterator[_Site]:
-    offset += field.offset
-    if isinstance(field.content, Pad):
-        yield _Site(field.content, offset, steps)
-        return
     place = field.content
     inner: list[Step] = []
     pitch = place.pitch

@@ -58,8 +58,12 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """``size`` bytes at ``view`` that get ``value`` with every token written."""
+    """``size`` bytes at ``view`` that get ``value`` with every token written.
 
+    ``stream`` lies in the same record: what the padding repeats over are axes of it.
+    """
+
+    stream: str
     view: View
     size: int
     value: int

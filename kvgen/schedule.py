@@ -59,13 +59,13 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     wish: KernelHints = getattr(layout.schedule, plan.kind)
     lanes = [_lane(plan.cache_view(copy)) for copy in plan.copies]
     slot_minor = "token" in lanes
-    widest = max(_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
+    widest = max(padded_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
     heads = _heads(layout, plan, wish.heads, slot_minor, widest)
-    row = widest * (heads or _side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
+    row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
     tokens = wish.tokens or _tokens(layout, slot_minor, widest, row)
     # Tokens along the lanes take few instructions a value; looking slots up in tables takes registers.
     per_warp = 1024 if slot_minor and plan.placement == "slots" else 256
-    num_warps = wish.num_warps or max(1, min(8, _side(math.ceil(tokens * row / per_warp))))
+    num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
     return Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, tiles)
@@ -90,7 +90,7 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
     lane = _lane(view)
     sides: dict[str, int | None] = {"token": tokens}
     for axis in layout.stream(copy.stream).axes:
-        sides[axis.name] = heads if axis.name == "head" and heads is not None else _side(axis.extent)
+        sides[axis.name] = heads if axis.name == "head" and heads is not None else padded_side(axis.extent)
     order = [name for name in sides if name != lane] + [lane]
     kept = [name for name in order if sides[name] != 1 or (name == "token" and vector)]
     fastest = view.steps[-1].digit.axis
@@ -123,7 +123,7 @@ def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool,
     shared = any("head" not in {axis.name for axis in layout.stream(copy.stream).axes} for copy in plan.copies)
     if shared or extent is None or wish == "all":
         return None
-    heads = wish or (1 if slot_minor else max(1, min(_side(extent), MAX_VALUES // widest)))
+    heads = wish or (1 if slot_minor else max(1, min(padded_side(extent), MAX_VALUES // widest)))
     return heads if heads < extent else None
 
 
@@ -132,5 +132,5 @@ def _head_extent(layout: Layout, plan: Plan) -> int | None:
     return next((axis.extent for axis in axes if axis.name == "head"), 1)
 
 
-def _side(extent: int | None) -> int | None:
+def padded_side(extent: int | None) -> int | None:
     return None if extent is None else 1 << (extent - 1).bit_length()

@@ -242,7 +242,7 @@ def _diagnose(source: Source, error: Any, location: Location) -> Diagnostic:
 
 def _unknown_key(source: Source, location: Location) -> Diagnostic:
     key, owners = str(location[-1]), location[:-1]
-    if key in RESERVED and owners[:1] == RESERVED[key]:
+    if key in RESERVED and (owners[:1] == RESERVED[key] or (key, *owners[:1]) == ("regions", "buffers")):
         return Diagnostic("KV204", f"`{key}` is not supported by this version of kvgen", source.at_key(location))
     known = list(_model_at(source, location).model_fields)
     hint = OTHER_WORDS.get(key) or suggestion(key, known)

@@ -10,8 +10,8 @@ from kvgen.emit.index import Variable, address, dim_name, subscript
 from kvgen.emit.names import block_size_name, extent_name, extents_of, index_name
 from kvgen.layout import Layout
 from kvgen.lower import SLOT_NUMBER, coalesce
-from kvgen.plan import Copy, Fill, Plan, View
-from kvgen.schedule import Schedule, Tile, schedule
+from kvgen.plan import Copy, Fill, Plan, Step, View
+from kvgen.schedule import Schedule, Tile, padded_side, schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ class Kernel:
     args: tuple[Arg, ...]
     constants: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
+    bytewise: tuple[str, ...]  # pointers to values of one byte, whatever their type
     copies: tuple[CopyContext, ...]
     fills: tuple[FillContext, ...]
     block_size: str
@@ -103,6 +104,11 @@ def slot_of_extra(layout: Layout) -> str:
     return "".join(f", {name}" for name in names)
 
 
+def _leaves_32_bits(step: Step) -> bool:
+    """Whether a digit times its constant factor can pass the largest int32; a size known at launch may be anything."""
+    return step.factor * (step.digit.size or 2**31) >= 2**31 and step.factor > 1
+
+
 def build_kernel(layout: Layout, plan: Plan) -> Kernel:
     """The context of the kernel that carries out ``plan``."""
     return _Builder(layout, plan, schedule(layout, plan)).build()
@@ -124,8 +130,8 @@ class _Builder:
         views += [fill.view for fill in plan.fills]
         steps = [step for view in views for step in coalesce(layout, view.steps)]
         self.axes = {step.digit.axis for step in steps}
-        # Variables that strides of tensors multiply are 64 bits wide before the product.
-        self.wide = {step.digit.axis for step in steps if step.dim is not None}
+        # Variables that strides of tensors multiply, or constants that could leave 32 bits, are widened before that.
+        self.wide = {step.digit.axis for step in steps if step.dim is not None or _leaves_32_bits(step)}
 
     def build(self) -> Kernel:
         layout, plan = self.layout, self.plan
@@ -148,6 +154,7 @@ class _Builder:
             args=tuple(self._args()),
             constants=tuple(self.constants.items()),
             definitions=tuple(self.definitions.items()),
+            bytewise=self._bytewise(),
             copies=copies,
             fills=fills,
             block_size=block_size_name(layout),
@@ -160,6 +167,10 @@ class _Builder:
             in_range=", mask=in_range, other=-1" if self.tiled else "",
             uses=uses,
         )
+
+    def _bytewise(self) -> tuple[str, ...]:
+        views = [view for copy in self.plan.copies for view in (copy.source, copy.destination) if view.itemsize == 1]
+        return tuple(dict.fromkeys(f"{view.tensor}_ptr" for view in views if view.unit == 1))
 
     def _valid(self) -> str:
         """The condition on a slot number: all of it, or what comes before the remap table."""
@@ -270,11 +281,16 @@ class _Builder:
 
     def _fill(self, fill: Fill) -> FillContext:
         """Padding is written bytewise, over the axes that its record repeats over."""
-        stream = next(s for s in self.layout.streams if s.name == self.plan.copies[0].stream)
+        stream = self.layout.stream(fill.stream)
         over = [axis for axis in stream.axes if axis.name in {step.digit.axis for step in fill.view.steps}]
-        sides = {copy.stream: tile for copy, tile in zip(self.plan.copies, self.sched.tiles, strict=True)}[stream.name]
-        known = dict(zip(sides.order, sides.sides, strict=True))
-        order = [name for name in ("token", *(axis.name for axis in over)) if name in known]
+        # A program has its tokens, all dims, and all heads unless heads are divided; sides of one are in no tile.
+        known = {axis.name: padded_side(axis.extent) for axis in over}
+        if "head" in known and self.sched.heads is not None:
+            known["head"] = self.sched.heads
+        tile = self.sched.tiles[0]
+        if "token" in tile.order:
+            known["token"] = tile.sides[tile.order.index("token")]
+        order = [name for name in ("token", "head", "dim") if name in known and (name == "token" or known[name] != 1)]
         tile = Tile((*order, "pad"), (*(known[name] for name in order), 1 << (fill.size - 1).bit_length()))
         rank = len(tile.order)
         variables, bounds = self._variables(stream.name, tile, over)
@@ -338,7 +354,8 @@ class _Builder:
         steps = coalesce(self.layout, view.steps)
         names = {step.dim: self._stride(view, stream, step.dim, extents) for step in steps if step.dim is not None}
         found = address(self.layout, view, variables, extents, names, rank)
-        return Side(" + ".join([f"{view.tensor}_ptr", *found.elements]), "".join(f" + {term}" for term in found.values))
+        elements = " + ".join([f"{view.tensor}_ptr", *found.elements])
+        return Side(elements, "".join(f" + {term}" for term in found.values))
 
     def _stride(self, view: View, stream: str, dim: int, extents: dict[str, int | None]) -> str:
         """The name of a tensor's stride, registered as an argument."""

@@ -67,6 +67,9 @@ class Function:
     buffers: tuple[BufferCheck, ...]
     streams: tuple[StreamCheck, ...]
     outs: tuple[Out, ...]
+    count: int
+    first_out: str
+    out_ndim: int
     slots: str
     kernel: Kernel
     grid: str
@@ -107,6 +110,9 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         ),
         streams=streams,
         outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=True)),
+        count=len(plan.copies),
+        first_out=f"_outs(out, {len(plan.copies)})[0]" if len(plan.copies) > 1 else "out",
+        out_ndim=len(layout.stream(plan.copies[0].stream).axes) + 1,
         slots="slot_mapping" if plan.kind == "append" else "slots",
         kernel=kernel,
         grid=_grid(layout, kernel),
@@ -135,9 +141,17 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
 
 def _out(layout: Layout, plan: Plan, check: StreamCheck, stream: str) -> Out:
     buffer = layout.buffer(plan.cache_view(next(c for c in plan.copies if c.stream == stream)).tensor)
-    default = f"torch.{layout.stream(stream).dtypes[0]}"
-    dtype = f"{buffer.name}.dtype" if buffer.unit > 1 or buffer.dtypes != ("uint8",) else f"dtype or {default}"
+    dtypes = layout.stream(stream).dtypes
+    dtype = f"{buffer.name}.dtype" if buffer.dtypes == dtypes else f"torch.{dtypes[0]}"
+    if _chosen(layout, buffer, stream):
+        dtype = f"dtype or {dtype}"
     return Out(check.variable, f"(num_tokens, {check.shape.strip('(),')})", dtype)
+
+
+def _chosen(layout: Layout, buffer: Buffer, stream: str) -> bool:
+    """Whether the type of what is gathered is the caller's to choose: bytes do not tell."""
+    dtypes = layout.stream(stream).dtypes
+    return buffer.dtypes != dtypes and len(dtypes) > 1
 
 
 def num_layers_text(layout: Layout) -> str:
@@ -270,7 +284,8 @@ def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
     keywords += ["layer"] if layout.layers else []
     keywords += ["rank"] if slots.shard and plan.placement != "slots" else []
     if plan.kind == "gather":
-        keywords += ["dtype=None"] if any(b.unit == 1 for b in held) else []
+        chosen = any(_chosen(layout, layout.buffer(c.source.tensor), c.stream) for c in plan.copies)
+        keywords += ["dtype=None"] if chosen else []
         keywords += ["out=None", "zero_skipped=False"]
     return [*names, "*", *keywords] if keywords else names
 

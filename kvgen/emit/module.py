@@ -59,6 +59,7 @@ class Module:
     allocate_result: str
     allocations: tuple[Allocation, ...]
     allocation_names: tuple[str, ...]
+    several: bool
     headless: bool
     indexed: bool
     stride_unit: bool
@@ -82,6 +83,7 @@ def build_module(layout: Layout) -> Module:
         allocate_result=f": {', '.join(b.name for b in layout.buffers)}" if several else "",
         allocations=tuple(_allocation(layout, buffer) for buffer in layout.buffers),
         allocation_names=tuple(buffer.name for buffer in layout.buffers),
+        several=len(layout.streams) > 1,
         headless=any(all(a.name != "head" for a in s.axes) for s in layout.streams),
         indexed=layout.layers is not None or layout.slots.shard is not None,
         stride_unit=any(kernel.stride_unit > 1 for kernel in kernels),
@@ -153,7 +155,9 @@ def _allocate_parameters(layout: Layout) -> list[str]:
         for axis in stream.axes:
             if axis.extent is None:
                 keywords.append(extent_name(layout, stream.name, axis.name).lower())
-    return [num_blocks_name(layout), "*", *dict.fromkeys(keywords), "dtype=torch.bfloat16", "device=None"]
+    open_dtypes = [b.dtypes[0] for b in layout.buffers if len(b.dtypes) > 1]
+    keywords += [f"dtype=torch.{open_dtypes[0]}"] if open_dtypes else []
+    return [num_blocks_name(layout), "*", *dict.fromkeys(keywords), "device=None"]
 
 
 def _allocation(layout: Layout, buffer: Buffer) -> Allocation:
@@ -163,5 +167,5 @@ def _allocation(layout: Layout, buffer: Buffer) -> Allocation:
         width = content.size // buffer.unit
         shape[-1] = str(buffer.place.pitch // buffer.unit)
         cut = f"[..., :{width}]"
-    dtype = "torch.uint8" if buffer.dtypes == ("uint8",) else "dtype"
+    dtype = "dtype" if len(buffer.dtypes) > 1 else f"torch.{buffer.dtypes[0]}"
     return Allocation(buffer.name, tuple_text(shape), dtype, cut)
