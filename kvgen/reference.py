@@ -1,150 +1,37 @@
 """The PyTorch oracle: the functions of a generated module, derived from the layout's places alone.
 
-A buffer is viewed as bytes, its dimensions are unflattened into digits, records are narrowed to their fields, and the
-digits are permuted into logical order. No address is ever computed here: slot numbers are unravelled over the sizes of
-the digits that hold them and PyTorch's own indexing does the rest, so nothing is shared with the code that prints
-addresses. Only the pages that a call names are touched, whatever the strides.
+Where values lie is told by PyTorch's views (``kvgen.views``), what they mean by ``kvgen.quant``: nothing is shared with
+the code that prints addresses and encoders. Only the pages that a call names are touched, whatever the strides.
 
 ``layout`` comes first everywhere; streams and buffers are dicts of tensors by name. Shapes: T tokens, R requests.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from kvgen.axes import Digit
-from kvgen.layout import Buffer, Dim, Holds, Layout, Pad, Place, Record, leaves_of
+from kvgen.layout import Layout, Stream, leaves_of
+from kvgen.quant import rows as encoded
+from kvgen.views import ByteView, extents, leaf_views, num_slots, pad_views
 
-
-@dataclass(frozen=True, slots=True)
-class ByteView:
-    """The bytes of a leaf or of padding inside a buffer's tensor, uint8: a dimension per digit, then the value's bytes.
-
-    ``digits`` name the leading dimensions: those of ``block``, then of ``slot``, then of every other axis in logical
-    order, each from the slowest down.
-    """
-
-    tensor: Tensor
-    digits: tuple[Digit, ...]
-
-    @property
-    def token_dims(self) -> int:
-        """How many leading dimensions make up the slot number."""
-        return sum(digit.axis in ("block", "slot") for digit in self.digits)
-
-    def at(self, numbers: Tensor) -> tuple[Tensor, ...]:
-        """Index of the slot numbers ``[n]``: one tensor per dimension of ``block`` and ``slot``."""
-        return torch.unravel_index(numbers, self.tensor.shape[: self.token_dims])
-
-    def select(self, axis: str, index: int) -> ByteView:
-        """The view with one axis held at ``index``; padding may repeat over some digits of it, or none."""
-        tensor = self.tensor
-        for i in reversed(range(len(self.digits))):
-            if self.digits[i].axis == axis:
-                tensor = tensor.select(i, self.digits[i].of(index))
-        return ByteView(tensor, tuple(d for d in self.digits if d.axis != axis))
-
-
-def extents(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, int]:
-    """Extents of ``block``, ``slot`` and every dynamic axis, read from the tensors. ValueError if they disagree."""
-    # Constant extents stand in the digits themselves (streams may differ in them): only the others are collected.
-    sizes = {} if layout.block_size is None else {"slot": layout.block_size}
-    for _ in range(4):
-        for name, tensor in buffers.items():
-            for i, dim in enumerate(layout.buffer(name).place.dims):
-                _learn(sizes, dim, tensor.shape[i], name)
-    return sizes
-
-
-def _learn(sizes: dict[str, int], dim: Dim, length: int, buffer: str) -> None:
-    unknown = [digit for digit in dim.digits if digit.size is None]
-    missing = [digit for digit in unknown if digit.axis not in sizes]
-    if len(missing) > 1 or not unknown:
-        return
-    last = (missing or unknown)[0]
-    rest = math.prod(_size(digit, sizes) for digit in dim.digits if digit is not last)
-    extent, left = divmod(length, rest)
-    if left:
-        raise ValueError(f"{buffer}: a dimension of {length} is no multiple of {rest}")
-    if sizes.setdefault(last.axis, extent * last.div) != extent * last.div:
-        raise ValueError(f"{buffer}: {last.axis} is {extent * last.div}, another buffer has {sizes[last.axis]}")
-
-
-def _size(digit: Digit, sizes: Mapping[str, int]) -> int:
-    return digit.size if digit.size is not None else sizes[digit.axis] // digit.div
-
-
-def num_slots(layout: Layout, buffers: Mapping[str, Tensor]) -> int:
-    """Slots in the pool: blocks × block_size."""
-    sizes = extents(layout, buffers)
-    return sizes["block"] * sizes["slot"]
-
-
-def leaf_views(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, ByteView]:
-    """Where each leaf that lies in ``buffers`` is; a leaf of a pair is already held at its side of ``kv``."""
-    sizes = extents(layout, buffers)
-    views = {}
-    for name, tensor in buffers.items():
-        for content, view in _parts(layout.buffer(name), tensor, sizes):
-            if isinstance(content, Holds):
-                for side, leaf in enumerate(content.leaves):
-                    views[leaf] = view.select("kv", side)
-    return views
-
-
-def pad_views(layout: Layout, buffers: Mapping[str, Tensor]) -> list[tuple[str, Pad, ByteView]]:
-    """Every padding of every buffer: the buffer's name, the padding, and where it is."""
-    sizes = extents(layout, buffers)
-    return [
-        (name, content, view)
-        for name, tensor in buffers.items()
-        for content, view in _parts(layout.buffer(name), tensor, sizes)
-        if isinstance(content, Pad)
-    ]
-
-
-def _parts(buffer: Buffer, tensor: Tensor, sizes: Mapping[str, int]) -> Iterator[tuple[Holds | Pad, ByteView]]:
-    place = buffer.place
-    if tensor.dim() != buffer.ndim or tensor.element_size() != buffer.unit:
-        raise ValueError(f"{buffer.name}: expected {buffer.ndim} dimensions of {buffer.unit}-byte elements")
-    data = tensor.unsqueeze(-1).view(torch.uint8)
-    if isinstance(place.content, Record):
-        *outer, elements, unit = data.shape
-        data = data.view(*outer, elements * unit)
-    digits: list[Digit] = []
-    for dim in place.dims:
-        at = len(digits)
-        split = [_size(digit, sizes) for digit in dim.digits]
-        data = data.unflatten(at, split) if split else data.squeeze(at)
-        digits += dim.digits
-    yield from _inside(place, data, tuple(digits), sizes)
-
-
-def _inside(place: Place, data: Tensor, digits: tuple[Digit, ...], sizes) -> Iterator[tuple[Holds | Pad, ByteView]]:
-    """Parts of a place; ``data`` ends with the bytes of one of its values or records."""
-    if isinstance(place.content, Holds):
-        yield place.content, _logical(data, digits)
-        return
-    for field in place.content.fields:
-        if isinstance(field.content, Pad):
-            yield field.content, _logical(data.narrow(-1, field.offset, field.content.size), digits)
-            continue
-        inner = [digit for dim in field.content.dims for digit in dim.digits]
-        shape = [*(_size(digit, sizes) for digit in inner), field.content.pitch]
-        part = data.narrow(-1, field.offset, math.prod(shape)).unflatten(-1, shape)
-        yield from _inside(field.content, part, (*digits, *inner), sizes)
-
-
-def _logical(data: Tensor, digits: tuple[Digit, ...]) -> ByteView:
-    axes = ("block", "slot", "layer", "kv", "head", "dim")
-    rank = {axis: i for i, axis in enumerate(axes)}
-    order = sorted(range(len(digits)), key=lambda i: (rank[digits[i].axis], -digits[i].div, digits[i].size == 1))
-    return ByteView(data.permute(*order, len(digits)), tuple(digits[i] for i in order))
+__all__ = [
+    "ByteView",
+    "append",
+    "append_positions",
+    "extents",
+    "fill_slots",
+    "gather",
+    "gather_paged",
+    "leaf_views",
+    "locate",
+    "num_slots",
+    "pad_views",
+    "resolve_slots",
+    "slot_mapping",
+]
 
 
 def resolve_slots(layout: Layout, slots: Tensor, pool_slots: int, remap: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -176,27 +63,73 @@ def append(
     *,
     remap: Tensor | None = None,
     layer: int | None = None,
+    scales: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write tokens in place: ``sources[stream]`` is ``[T', *axes]``, ``slot_mapping`` ``[T]``, T' ≥ T.
 
-    Only streams in ``sources`` are written, and filled padding of the buffers they lie in. Of tokens that share a slot
-    the last one wins. ``layer`` is required where a buffer has a ``layer`` axis.
+    Only streams in ``sources`` are written, with their scales and filled padding of the buffers they lie in. Of tokens
+    that share a slot the last one wins. ``layer`` is required where a buffer has a ``layer`` axis; ``scales`` are the
+    static scales that are arguments, by name.
     """
-    layer = _check_layer(layout, extents(layout, buffers), layer)
+    sizes = extents(layout, buffers)
+    layer = _check_layer(layout, sizes, layer)
     keep, numbers = resolve_slots(layout, slot_mapping, num_slots(layout, buffers), remap)
     if not len(numbers):
         return
     last = _last_writers(numbers)
     tokens, numbers = keep.nonzero().flatten()[last], numbers[last]
-    views = leaf_views(layout, buffers)
+    pool = _Pool(layout, buffers, layer, scales or {})
+    written: set[str] = set()
     for name, source in sources.items():
-        view = views[name].select("layer", layer)
-        values = source[tokens].contiguous().view(torch.uint8)
-        view.tensor[view.at(numbers)] = values.reshape(len(tokens), *view.tensor.shape[view.token_dims :])
+        stream, rows = layout.stream(name), {name: source[tokens]}
+        if stream.encoding is not None:
+            rows = encoded.encode_rows(stream, source[tokens], pool.static_scale(stream, numbers))
+        for leaf, elements in rows.items():
+            pool.write(leaf, numbers, elements)
+        written |= rows.keys()
     for name, pad, view in pad_views(layout, buffers):
-        if pad.fill is not None and any(leaf in sources for leaf in leaves_of(layout.buffer(name).place)):
+        if pad.fill is not None and written.intersection(leaves_of(layout.buffer(name).place)):
             view = view.select("layer", layer)
-            view.tensor[view.at(numbers)] = pad.fill
+            view.tensor[view.at(numbers, sizes["slot"])] = pad.fill
+
+
+class _Pool:
+    """One layer of the buffers, read and written by leaf and slot numbers ``[n]``."""
+
+    def __init__(self, layout: Layout, buffers: Mapping[str, Tensor], layer: int, scales: Mapping[str, Tensor]) -> None:
+        self.sizes, self.layer, self.scales = extents(layout, buffers), layer, scales
+        self.views = {name: view.select("layer", layer) for name, view in leaf_views(layout, buffers).items()}
+
+    def shape(self, stream: Stream) -> list[int]:
+        return [axis.extent if axis.extent is not None else self.sizes[axis.name] for axis in stream.axes]
+
+    def read(self, leaf: str, numbers: Tensor, shape: list[int]) -> Tensor:
+        """Bytes ``[n, *shape[:-1], shape[-1] · itemsize]`` of a leaf; of one that all tokens share, n times."""
+        view = self.views[leaf]
+        return view.tensor[view.at(numbers, self.sizes["slot"])].reshape(len(numbers), *shape[:-1], -1)
+
+    def write(self, leaf: str, numbers: Tensor, elements: Tensor) -> None:
+        view = self.views[leaf]
+        data = elements.contiguous().view(torch.uint8)
+        index = view.at(numbers, self.sizes["slot"])
+        view.tensor[index] = data.reshape(len(numbers), *view.tensor.shape[view.token_dims :])
+
+    def static_scale(self, stream: Stream, numbers: Tensor) -> encoded.Given | None:
+        """The scale that codes are written with; None where there is none, or none yet."""
+        scale = stream.encoding.scale
+        return None if scale is None or scale.dynamic else self.given_scale(stream, numbers)
+
+    def given_scale(self, stream: Stream, numbers: Tensor) -> encoded.Given | None:
+        """The scale that codes are read with; None where there is none."""
+        scale = stream.encoding.scale
+        if scale is None:
+            return None
+        counts = encoded.counts(stream, scale, self.shape(stream))
+        if scale.stored:
+            return encoded.stored_scale(scale, self.read(scale.name, numbers, counts))
+        if scale.argument not in self.scales:
+            raise ValueError(f"{scale.argument}: the layout asks for it")
+        return encoded.argument_scale(scale, self.scales[scale.argument], counts, self.layer)
 
 
 def gather(
@@ -206,33 +139,48 @@ def gather(
     *,
     remap: Tensor | None = None,
     layer: int | None = None,
+    scales: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
     out: Mapping[str, Tensor] | None = None,
     zero_skipped: bool = False,
 ) -> dict[str, Tensor]:
-    """Tokens of ``slots [T]``, ``[T, *axes]`` per stream, bit by bit.
+    """Tokens of ``slots [T]``, ``[T, *axes]`` per stream: bit by bit, or decoded and rounded once to their type.
 
     Rows of skipped tokens keep what ``out`` had, or become zero with ``zero_skipped``; without ``out`` they are zero.
-    ``dtype`` names the type of values that lie in byte buffers; by default the first one of the stream.
+    ``dtype`` is the type of decoded streams, and of plain ones in byte buffers if it is one of theirs; by default the
+    first one of the stream.
     """
     keep, numbers = resolve_slots(layout, slots, num_slots(layout, buffers), remap)
-    sizes, views, result = extents(layout, buffers), leaf_views(layout, buffers), {}
-    layer = _check_layer(layout, sizes, layer)
+    pool = _Pool(layout, buffers, _check_layer(layout, extents(layout, buffers), layer), scales or {})
+    result = {}
     for stream in layout.streams:
-        view = views[stream.name].select("layer", layer)
-        holder = next(buffers[b.name] for b in layout.buffers if stream.name in leaves_of(b.place))
-        raw = holder.dtype == torch.uint8
-        kind = (dtype or getattr(torch, stream.dtypes[0])) if raw else holder.dtype
-        shape = [axis.extent if axis.extent is not None else sizes[axis.name] for axis in stream.axes]
-        fresh = torch.zeros(len(slots), *shape, dtype=kind, device=holder.device) if out is None else None
-        rows = fresh if fresh is not None else out[stream.name]
+        shape = pool.shape(stream)
+        if out is None:
+            kind = _row_type(layout, stream, buffers, dtype)
+            rows = torch.zeros(len(slots), *shape, dtype=kind, device=slots.device)
+        else:
+            rows = out[stream.name]
         if zero_skipped:
             rows[: len(slots)][~keep] = 0
         if len(numbers):
-            values = view.tensor[view.at(numbers)].reshape(len(numbers), *shape[:-1], -1)
+            values = pool.read(stream.name, numbers, shape)
+            if stream.encoding is not None:
+                given = pool.given_scale(stream, numbers)
+                values = encoded.decode_rows(stream, values, given).to(rows.dtype)
             rows[: len(slots)][keep] = values.view(rows.dtype)
         result[stream.name] = rows
     return result
+
+
+def _row_type(layout: Layout, stream: Stream, buffers: Mapping[str, Tensor], asked: torch.dtype | None) -> torch.dtype:
+    """The element type a stream is read as where the caller gives no output."""
+    kinds = [getattr(torch, name) for name in stream.dtypes]
+    if stream.encoding is not None:
+        return asked or kinds[0]
+    holder = next(buffers[b.name] for b in layout.buffers if stream.name in leaves_of(b.place))
+    if holder.dtype != torch.uint8:
+        return holder.dtype
+    return asked if asked in kinds else kinds[0]
 
 
 def _check_layer(layout: Layout, sizes: Mapping[str, int], layer: int | None) -> int:
@@ -316,6 +264,7 @@ def gather_paged(
     total_tokens: int | None = None,
     layer: int | None = None,
     rank: int = 0,
+    scales: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
     out: Mapping[str, Tensor] | None = None,
     zero_skipped: bool = False,
@@ -333,7 +282,8 @@ def gather_paged(
     position = torch.where(position < _entry(seq_lens, request, 0), position, -1)
     size = extents(layout, buffers)["slot"]
     slots = locate(layout, block_table, request, position, size, rank)
-    return gather(layout, buffers, slots, remap=remap, layer=layer, dtype=dtype, out=out, zero_skipped=zero_skipped)
+    options = {"remap": remap, "layer": layer, "scales": scales, "dtype": dtype}
+    return gather(layout, buffers, slots, **options, out=out, zero_skipped=zero_skipped)
 
 
 def append_positions(
@@ -347,12 +297,13 @@ def append_positions(
     request_ids: Tensor | None = None,
     layer: int | None = None,
     rank: int = 0,
+    scales: Mapping[str, Tensor] | None = None,
 ) -> None:
     """``append`` of token t at ``positions[t]`` of request ``request_ids[t]``, or of request t without them."""
     token = torch.arange(len(positions), device=positions.device)
     request = token if request_ids is None else request_ids.long()
     slots = locate(layout, block_table, request, positions.long(), extents(layout, buffers)["slot"], rank)
-    append(layout, sources, buffers, slots, remap=remap, layer=layer)
+    append(layout, sources, buffers, slots, remap=remap, layer=layer, scales=scales)
 
 
 def locate(

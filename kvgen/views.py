@@ -1,0 +1,157 @@
+"""Where the values of a layout lie in real tensors: PyTorch's own views of bytes, derived from the places alone.
+
+A buffer is viewed as bytes, its dimensions are unflattened into digits, records are narrowed to their fields, and the
+digits are permuted into logical order. No address is ever computed here, so nothing is shared with the code that
+prints addresses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvgen.axes import Digit
+from kvgen.layout import Buffer, Dim, Holds, Layout, Pad, Place, Record, leaves_of
+
+
+@dataclass(frozen=True, slots=True)
+class ByteView:
+    """The bytes of a leaf or of padding inside a buffer's tensor, uint8: a dimension per digit, then the value's bytes.
+
+    ``digits`` name the leading dimensions: those of ``block``, then of ``slot``, then of every other axis in logical
+    order, each from the slowest down.
+    """
+
+    tensor: Tensor
+    digits: tuple[Digit, ...]
+
+    @property
+    def token_dims(self) -> int:
+        """How many leading dimensions make up the slot number."""
+        return sum(digit.axis in ("block", "slot") for digit in self.digits)
+
+    def at(self, numbers: Tensor, block_size: int) -> tuple[Tensor, ...]:
+        """Index of the slot numbers ``[n]``: one tensor per dimension of ``block`` and ``slot``.
+
+        What varies over one of the two only, or over groups of slots, is found under the one that holds the slot.
+        """
+        index: list[Tensor] = []
+        for axis, number in (("block", numbers // block_size), ("slot", numbers % block_size)):
+            own = [i for i, digit in enumerate(self.digits) if digit.axis == axis]
+            if own:
+                group = number // self.digits[own[-1]].div
+                index += torch.unravel_index(group, [self.tensor.shape[i] for i in own])
+        return tuple(index)
+
+    def select(self, axis: str, index: int) -> ByteView:
+        """The view with one axis held at ``index``; padding may repeat over some digits of it, or none."""
+        tensor = self.tensor
+        for i in reversed(range(len(self.digits))):
+            if self.digits[i].axis == axis:
+                tensor = tensor.select(i, self.digits[i].of(index))
+        return ByteView(tensor, tuple(d for d in self.digits if d.axis != axis))
+
+
+def extents(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, int]:
+    """Extents of ``block``, ``slot`` and every dynamic axis, read from the tensors. ValueError if they disagree."""
+    # Constant extents stand in the digits themselves (streams may differ in them): only the others are collected.
+    sizes = {} if layout.block_size is None else {"slot": layout.block_size}
+    for _ in range(4):
+        for name, tensor in buffers.items():
+            place = layout.buffer(name).place
+            stepped = {a.name for leaf in leaves_of(place) for a in layout.leaf(leaf).axes if a.step > 1}
+            for i, dim in enumerate(place.dims):
+                # The number of groups does not say how long the last one is.
+                if not any(digit.axis in stepped for digit in dim.digits):
+                    _learn(sizes, dim, tensor.shape[i], name)
+    return sizes
+
+
+def _learn(sizes: dict[str, int], dim: Dim, length: int, buffer: str) -> None:
+    unknown = [digit for digit in dim.digits if digit.size is None]
+    missing = [digit for digit in unknown if digit.axis not in sizes]
+    if len(missing) > 1 or not unknown:
+        return
+    last = (missing or unknown)[0]
+    rest = math.prod(_size(digit, sizes) for digit in dim.digits if digit is not last)
+    extent, left = divmod(length, rest)
+    if left:
+        raise ValueError(f"{buffer}: a dimension of {length} is no multiple of {rest}")
+    if sizes.setdefault(last.axis, extent * last.div) != extent * last.div:
+        raise ValueError(f"{buffer}: {last.axis} is {extent * last.div}, another buffer has {sizes[last.axis]}")
+
+
+def _size(digit: Digit, sizes: Mapping[str, int]) -> int:
+    return digit.size if digit.size is not None else -(-sizes[digit.axis] // digit.div)
+
+
+def num_slots(layout: Layout, buffers: Mapping[str, Tensor]) -> int:
+    """Slots in the pool: blocks × block_size."""
+    sizes = extents(layout, buffers)
+    return sizes["block"] * sizes["slot"]
+
+
+def leaf_views(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, ByteView]:
+    """Where each leaf that lies in ``buffers`` is; a leaf of a pair is already held at its side of ``kv``."""
+    sizes = extents(layout, buffers)
+    views = {}
+    for name, tensor in buffers.items():
+        for content, view in _parts(layout.buffer(name), tensor, sizes):
+            if isinstance(content, Holds):
+                for side, leaf in enumerate(content.leaves):
+                    views[leaf] = view.select("kv", side)
+    return views
+
+
+def pad_views(layout: Layout, buffers: Mapping[str, Tensor]) -> list[tuple[str, Pad, ByteView]]:
+    """Every padding of every buffer: the buffer's name, the padding, and where it is."""
+    sizes = extents(layout, buffers)
+    return [
+        (name, content, view)
+        for name, tensor in buffers.items()
+        for content, view in _parts(layout.buffer(name), tensor, sizes)
+        if isinstance(content, Pad)
+    ]
+
+
+def _parts(buffer: Buffer, tensor: Tensor, sizes: Mapping[str, int]) -> Iterator[tuple[Holds | Pad, ByteView]]:
+    place = buffer.place
+    if tensor.dim() != buffer.ndim or tensor.element_size() != buffer.unit:
+        raise ValueError(f"{buffer.name}: expected {buffer.ndim} dimensions of {buffer.unit}-byte elements")
+    data = tensor.unsqueeze(-1).view(torch.uint8)
+    if isinstance(place.content, Record):
+        *outer, elements, unit = data.shape
+        data = data.view(*outer, elements * unit)
+    digits: list[Digit] = []
+    for dim in place.dims:
+        at = len(digits)
+        split = [_size(digit, sizes) for digit in dim.digits]
+        data = data.unflatten(at, split) if split else data.squeeze(at)
+        digits += dim.digits
+    yield from _inside(place, data, tuple(digits), sizes)
+
+
+def _inside(place: Place, data: Tensor, digits: tuple[Digit, ...], sizes) -> Iterator[tuple[Holds | Pad, ByteView]]:
+    """Parts of a place; ``data`` ends with the bytes of one of its values or records."""
+    if isinstance(place.content, Holds):
+        yield place.content, _logical(data, digits)
+        return
+    for field in place.content.fields:
+        if isinstance(field.content, Pad):
+            yield field.content, _logical(data.narrow(-1, field.offset, field.content.size), digits)
+            continue
+        inner = [digit for dim in field.content.dims for digit in dim.digits]
+        shape = [*(_size(digit, sizes) for digit in inner), field.content.pitch]
+        part = data.narrow(-1, field.offset, math.prod(shape)).unflatten(-1, shape)
+        yield from _inside(field.content, part, (*digits, *inner), sizes)
+
+
+def _logical(data: Tensor, digits: tuple[Digit, ...]) -> ByteView:
+    axes = ("block", "slot", "layer", "kv", "head", "dim")
+    rank = {axis: i for i, axis in enumerate(axes)}
+    order = sorted(range(len(digits)), key=lambda i: (rank[digits[i].axis], -digits[i].div, digits[i].size == 1))
+    return ByteView(data.permute(*order, len(digits)), tuple(digits[i] for i in order))
