@@ -26,6 +26,16 @@ class Axis:
     extent: int | None
     step: int = 1
 
+    @property
+    def count(self) -> int | None:
+        """How many are told apart, a short last group included."""
+        return None if self.extent is None else -(-self.extent // self.step)
+
+    @property
+    def reach(self) -> int | None:
+        """The extent, rounded up to whole groups: what the digits reach."""
+        return None if self.extent is None else -(-self.extent // self.step) * self.step
+
 
 @dataclass(frozen=True, slots=True)
 class Digit:

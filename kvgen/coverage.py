@@ -22,15 +22,16 @@ class Coverage:
 def coverage(axis: Axis, digits: Iterable[Digit]) -> Coverage:
     """Compare the digits of one axis with the axis: the mixed-radix chain must be complete and without overlap.
 
-    Digits of size one say nothing and count nothing, but that an axis of extent one must occur.
+    Of an axis in steps the quotient is covered. Digits of size one say nothing and count nothing, but that an axis of
+    extent one must occur.
     """
     given = list(digits)
     if not given:
-        return Coverage(missing=(Digit(axis.name, 1, axis.extent),))
+        return Coverage(missing=(Digit(axis.name, axis.step, axis.count),))
     if axis.extent is None:  # never split
         return Coverage(clash=(given[0], given[1])) if len(given) > 1 else Coverage()
     missing = []
-    reach, below = 1, given[0]
+    reach, below = axis.step, given[0]
     for digit in sorted((d for d in given if d.size != 1), key=lambda d: (d.div, d.size)):
         gap, rest = divmod(digit.div, reach)
         if rest or gap == 0:
@@ -38,6 +39,6 @@ def coverage(axis: Axis, digits: Iterable[Digit]) -> Coverage:
         if gap > 1:
             missing.append(Digit(axis.name, reach, gap))
         reach, below = digit.div * digit.size, digit
-    if reach < axis.extent:
-        missing.append(Digit(axis.name, reach, axis.extent // reach))
+    if reach < axis.reach:
+        missing.append(Digit(axis.name, reach, axis.reach // reach))
     return Coverage(missing=tuple(reversed(missing)))

@@ -139,7 +139,7 @@ def digits(term: Term, axis: str, extents: Mapping[str, int | None], params: Map
     div, size = 1, extents[axis]
     whole = True  # no remainder was taken, so that a token still knows its block
     for operation in term.operations:
-        operand = _operand(operation, params)
+        operand = divisor(operation, params)
         if size is None:
             why = "how many there are is the pool's" if axis == "block" else "its extent is dynamic"
             raise OrderError("KV308", f"`{term.axis}` cannot be split: {why}", term.start, term.end)
@@ -155,7 +155,8 @@ def digits(term: Term, axis: str, extents: Mapping[str, int | None], params: Map
     return (Digit("block", 1, None), Digit("slot", div, size)) if whole else (Digit("slot", div, size),)
 
 
-def _operand(operation: Operation, params: Mapping[str, int]) -> int:
+def divisor(operation: Operation, params: Mapping[str, int]) -> int:
+    """The number an axis is split by; raises OrderError for an unknown param, and for what is no such number."""
     text = operation.operand
     if not text.isdigit():
         if text not in params:

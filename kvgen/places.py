@@ -23,9 +23,14 @@ _KV = Axis("kv", 2)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What places refer to. Broken streams and params were reported before: what uses them is passed over."""
+    """What places refer to. Broken streams and params were reported before: what uses them is passed over.
+
+    ``coded`` are the leaves that are codes or scales, ``arguments`` the scales that are no leaves.
+    """
 
     leaves: Mapping[str, Leaf]
+    coded: frozenset[str]
+    arguments: frozenset[str]
     broken: frozenset[str]
     layers: Axis
     params: Mapping[str, int]
@@ -80,6 +85,8 @@ class Places:
         unit, dtypes = leaves[0].itemsize, leaves[0].dtypes
         if any(set(leaf.dtypes) != set(dtypes) for leaf in leaves) or any(size % unit for size in _sizes(place)):
             unit, dtypes = 1, ("uint8",)
+        elif dtypes[0].startswith("float8") and all(leaf.name in self.known.coded for leaf in leaves):
+            dtypes = (*dtypes, "uint8")
         return Buffer(name, place, unit, dtypes)
 
     def _report(self, code: str, message: str, span: Span, hint: str | None = None) -> None:
@@ -91,6 +98,10 @@ class Places:
             self.stored.setdefault(name, []).append(location)
         elif stream in self.known.broken:
             return
+        elif name in self.known.arguments:
+            hint = "in a buffer lie scales that vary over block and slot; leave it out here"
+            message = f"`{name}` is static, an argument of the generated functions and nothing that is stored"
+            self._report("KV407", message, self.source.at(location), hint)
         elif stream in self.known.leaves:
             hint = "`.scale` and `.zero` belong to streams with an encoding"
             self._report("KV206", f"stream `{stream}` has no `{name}`", self.source.at(location), hint)
@@ -211,16 +222,22 @@ class Places:
             return None
         found: dict[tuple[Digit, ...], Leaf] = {}
         for leaf in {name: self.known.leaves[name] for holds in holders for name in holds}.values():
-            extents = {a.name: a.extent for a in (*leaf.axes, _KV, self.known.layers)}
-            extents["token"] = extents["slot"]
-            if axis not in extents:
+            axes = {a.name: a for a in (*leaf.axes, _KV, self.known.layers)}
+            axes["token"] = axes["slot"]
+            if axis not in axes:
                 self._report("KV306", f"`{term.axis}` above `{leaf.name}`, which does not vary over it", span)
                 return None
+            extents, step = {name: a.reach for name, a in axes.items()}, axes[axis].step
             try:
-                found.setdefault(digits(term, axis, extents, self.known.params), leaf)
+                result = digits(term, axis, extents, self.known.params)
             except OrderError as error:
                 self._report_order(error, where)
                 return None
+            if result[-1].div % step:
+                message = f"`{term}` above `{leaf.name}`, which varies over `{axis}//{step}` only"
+                self._report("KV306", message, span)
+                return None
+            found.setdefault(result, leaf)
         if len(found) > 1:
             sizes = " and ".join(f"{leaf.extent(axis)} for `{leaf.name}`" for leaf in found.values())
             hint = "give each stream an order of its own"
@@ -264,6 +281,12 @@ class Places:
             if clash is not None:
                 self._report_clash(clash, used, leaves[0].name)
                 clashes = True
+            elif axis.extent != axis.reach and (
+                split := next((u for u in used if u.digit.size not in (1, axis.count)), None)
+            ):
+                message = f"the last group of `{axis.name}//{axis.step}` is short: its groups cannot be split further"
+                self._report("KV303", message, split.span)
+                clashes = True
             missing += result.missing
         if clashes:
             raise _Unresolved
@@ -279,7 +302,7 @@ class Places:
         return (Dim((missing[0],)),)
 
     def _report_missing(self, spec: PlaceSpec, location: Location, missing: list[Digit], axes: list[Axis]) -> None:
-        extents = {axis.name: axis.extent for axis in axes}
+        extents = {axis.name: axis.reach for axis in axes}
         terms = _listed([f"`{_spoken(d.term(extents[d.axis]), self.contiguous)}`" for d in missing])
         names = _listed([f"`{name}`" for name in spec.holds])
         if spec.order is None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from kvgen.axes import Axis
 from kvgen.diagnostics import Diagnostic, KvgenError
+from kvgen.encodings import Encodings
 from kvgen.layout import Buffer, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
+from kvgen.modes import STORED_ITEMSIZE
 from kvgen.names import AXES, argument_objection, objection
 from kvgen.places import Known, Places
 from kvgen.source import Location, Source, parse, read
@@ -70,6 +72,10 @@ class _Resolver:
         places = Places(self.source, known)
         buffers = tuple(self.buffers(places))
         slots = self.slots()
+        layered = any(places.layered.values())
+        if not layered and not places.problems and not self.broken("buffers"):
+            self.layered_scales(streams)
+        self.scale_names(streams)
         self.problems += places.problems
         if self.problems or self.wrong:
             return None
@@ -78,7 +84,7 @@ class _Resolver:
             summary=spec.summary,
             block_size=_extent(spec.block_size),
             contiguous=places.contiguous,
-            layers=known.layers if any(places.layered.values()) else None,
+            layers=known.layers if layered else None,
             streams=streams,
             leaves=tuple(known.leaves.values()),
             buffers=buffers,
@@ -102,6 +108,21 @@ class _Resolver:
         for name in spec.params:
             if why := ("is the name of an axis" if name in AXES else objection(name)):
                 self.report("KV205", f"the param name `{name}` {why}", ("params", name), key=True)
+
+    def scale_names(self, streams: tuple[Stream, ...]) -> None:
+        """What a layout names must differ from what its scales are called, as arguments and inside of kernels."""
+        named = [(name, ("streams", name), "stream") for name in self.spec.streams]
+        named += [(name, ("buffers", name), "buffer") for name in self.spec.buffers]
+        if self.spec.slots.remap is not None:
+            named.append((self.spec.slots.remap, ("slots", "remap"), "table"))
+        for stream in streams:
+            if stream.encoding is None or stream.encoding.scale is None:
+                continue
+            argument = stream.encoding.scale.argument
+            for name, location, kind in named:
+                if argument_objection(name, [argument]) and not argument_objection(name):
+                    message = f"the {kind} name `{name}` is taken: the scale of `{stream.name}` is called `{argument}`"
+                    self.report("KV205", message, location, key=kind != "table")
 
     def streams(self) -> Iterator[Stream]:
         """The streams that are right; the others join ``wrong``."""
@@ -131,7 +152,22 @@ class _Resolver:
         found = [Axis("dim", _extent(dim))]
         if has_head and axes.head is not None:
             found.insert(0, Axis("head", _extent(axes.head)))
-        return Stream(name, tuple(found), spec.dtype, ITEMSIZE[spec.dtype[0]])
+        if self.wrong & {("block_size",), ("params",), ("axes", "layer")} and (spec.quant or spec.store):
+            return None  # what its encoding may rest on
+        encodings = Encodings(
+            self.source,
+            name,
+            spec,
+            {axis.name: axis for axis in (*self.common(), *found, self.layers())},
+            self.spec.params,
+            self.broken("params"),
+        )
+        encoding = encodings.encoding()
+        if encodings.problems:
+            if spec is self.spec.streams[name]:
+                self.problems += encodings.problems
+            return None
+        return Stream(name, tuple(found), spec.dtype, ITEMSIZE[spec.dtype[0]], encoding)
 
     def check_dtypes(self, name: str, stream: StreamSpec) -> None:
         sizes = [f"{dtype} takes {ITEMSIZE[dtype]}" for dtype in stream.dtype]
@@ -158,12 +194,36 @@ class _Resolver:
         return like
 
     def known(self, streams: tuple[Stream, ...]) -> Known:
-        spec = self.spec
-        common = (Axis("block", None), Axis("slot", _extent(spec.block_size)))
-        leaves = {s.name: Leaf(s.name, s.name, (*common, *s.axes), s.dtypes, s.itemsize) for s in streams}
-        layers = Axis("layer", _extent(spec.axes.layer or "dynamic"))
-        broken, broken_params = self.broken("streams"), self.broken("params")
-        return Known(leaves, broken, layers, spec.params, broken_params)
+        leaves = {leaf.name: leaf for stream in streams for leaf in self.leaves(stream)}
+        plain = {stream.name for stream in streams if stream.encoding is None}
+        arguments = frozenset(s.encoding.scale.name for s in streams if s.encoding and s.encoding.scale)
+        return Known(
+            leaves=leaves,
+            coded=frozenset(leaves.keys() - plain),
+            arguments=arguments - leaves.keys(),
+            broken=self.broken("streams"),
+            layers=self.layers(),
+            params=self.spec.params,
+            broken_params=self.broken("params"),
+        )
+
+    def common(self) -> tuple[Axis, Axis]:
+        """The axes that everything stored for a token has."""
+        return Axis("block", None), Axis("slot", _extent(self.spec.block_size))
+
+    def layers(self) -> Axis:
+        return Axis("layer", _extent(self.spec.axes.layer or "dynamic"))
+
+    def leaves(self, stream: Stream) -> Iterator[Leaf]:
+        """The values or codes of a stream, then its scale if that is stored."""
+        axes, encoding = (*self.common(), *stream.axes), stream.encoding
+        if encoding is None:
+            yield Leaf(stream.name, stream.name, axes, stream.dtypes, stream.itemsize)
+            return
+        yield Leaf(stream.name, stream.name, axes, (encoding.code,), STORED_ITEMSIZE[encoding.code])
+        scale = encoding.scale
+        if scale is not None and scale.stored:
+            yield Leaf(scale.name, stream.name, scale.axes, (scale.dtype,), STORED_ITEMSIZE[scale.dtype])
 
     def broken(self, section: str) -> frozenset[str]:
         """The entries of a section that were wrong."""
@@ -187,8 +247,7 @@ class _Resolver:
                 hint = f"the first place is on line {self.source.at(found[0]).line}"
                 self.report("KV402", f"`{name}` is stored twice", found[1], hint)
             if not found and self.spec.buffers and not places.misnamed and not self.broken("buffers"):
-                where = ("streams", name) if ("streams" in self.source) else ("buffers",)
-                self.report("KV401", f"stream `{name}` is stored nowhere", where, "name it in a buffer", key=True)
+                self.stored_nowhere(places.known.leaves[name])
         if len(places.vocabulary) == 2:
             contiguous, paged = places.vocabulary[True], places.vocabulary[False]
             later = max(contiguous, paged, key=lambda span: (span.line, span.column))
@@ -202,6 +261,24 @@ class _Resolver:
         if dynamic and self.spec.buffers and not places.slot_alone:
             message = "a dynamic block_size is read from a dimension that is `slot` alone, and no buffer has one"
             self.report("KV308", message, ("block_size",))
+
+    def stored_nowhere(self, leaf: Leaf) -> None:
+        where = ("streams", leaf.stream) if "streams" in self.source else ("buffers",)
+        if leaf.name == leaf.stream:
+            self.report("KV401", f"stream `{leaf.name}` is stored nowhere", where, "name it in a buffer", key=True)
+        else:
+            hint = (
+                f"append computes it and gather needs it: name `{leaf.name}` in a buffer, beside the codes or with them"
+            )
+            self.report("KV401", f"`{leaf.name}` is stored nowhere", where, hint, key=True)
+
+    def layered_scales(self, streams: tuple[Stream, ...]) -> None:
+        """A scale of each layer is an argument that ``layer`` is looked up in: functions without it have none."""
+        for stream in streams:
+            scale = stream.encoding and stream.encoding.scale
+            if scale and any(axis.name == "layer" for axis in scale.axes):
+                message = f"`layer` in `per` of `{stream.name}`, and no buffer has that axis"
+                self.report("KV306", message, ("streams", stream.name, "quant", "scale", "per"))
 
     def slots(self) -> Slots:
         slots, block_size = self.spec.slots, self.spec.block_size

@@ -11,37 +11,32 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from kvgen.diagnostics import Diagnostic
+from kvgen.modes import CASTS, SCALE_DTYPES
 from kvgen.names import KEYS
 from kvgen.source import Location, Mapping, Source
 from kvgen.suggest import suggestion
 from kvgen.values import (
     DEFAULT_DTYPES,
     LARGEST,
+    Clamp,
     Dtypes,
     Extent,
+    Floor,
     Holds,
     Line,
+    ModeName,
     NoHeads,
     Order,
+    Per,
     SlotType,
+    choice,
+    dtype_of,
     fail,
     number,
+    positive,
     power_of_two,
     shown,
 )
-
-RESERVED = {
-    "fuse": (),
-    "transfer": (),
-    "regions": (),
-    "layers": (),
-    "convert": (),
-    "grid": (),
-    "quant": ("streams",),
-    "store": ("streams",),
-    "rotate": ("streams",),
-}
-"""Keys the language keeps for what this version does not do, and the mapping whose entries have them."""
 
 OTHER_WORDS = {
     "max_seq_len": "`block_size` is the maximum length where orders say `request` and `position`",
@@ -70,12 +65,60 @@ class AxesSpec(_Model):
     layer: Extent = Field(None, description="Layers in one allocation; `dynamic` where nothing is said.")
 
 
+class ScaleSpec(_Model):
+    per: Per = Field(
+        None, description="The axes it varies over: `[]` (one of all), `head`, `token head`, `token head dim//32`, ..."
+    )
+    source: Annotated[str | None, *choice("static", "dynamic")] = Field(
+        None, description="An argument, or computed by append; dynamic where it varies over `token`, else static."
+    )
+    dtype: Annotated[str | None, *dtype_of(SCALE_DTYPES, "dtype of a scale")] = Field(
+        None, description="The element type it is stored or given in."
+    )
+    grid: Annotated[str | None, *choice("any", "pow2")] = Field(None, description="Any number, or powers of two.")
+    exponent: Annotated[str | None, *choice("ceil", "floor")] = Field(
+        None, description="How a power of two is found: rounded up, or down."
+    )
+    range: Annotated[float | None, *positive()] = Field(None, description="The code that amax meets.")
+    floor: Floor = Field(None, description="The smallest amax or scale, or `none`.")
+    arithmetic: Annotated[str | None, *choice("divide", "multiply")] = Field(
+        None, description="Codes are x / scale, or x * (1 / scale)."
+    )
+    given: Annotated[str | None, *choice("scale", "inverse")] = Field(
+        None, description="What the argument of a static scale is."
+    )
+    encode: Annotated[str | None, *choice("stored", "exact")] = Field(
+        None, description="Codes are made with the scale as it is stored, or as it was before it was rounded."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_own(cls, data: object) -> object:
+        if isinstance(data, str):
+            message = "sharing the scale of another stream is not supported by this version of kvgen"
+            raise fail("KV204", message, "write the scale out: `{per: ..., source: ...}`")
+        return {} if data is None else data
+
+
+class QuantSpec(_Model):
+    mode: ModeName = Field(description="What the codes are.")
+    round: Annotated[str | None, *choice("even", "away")] = Field(
+        None, description="Where a tie between two integers goes: to the even one, or away from zero."
+    )
+    clamp: Clamp = Field(None, description="The smallest and the largest integer code.")
+    scale: ScaleSpec = Field(ScaleSpec(), description="What codes are multiplied by to give values.")
+
+
 class StreamSpec(_Model):
     dim: Extent = Field(None, description="Instead of the extent given in `axes`.")
     head: NoHeads = Field(None, description="`none`: one row per token, which all heads share.")
     dtype: Dtypes = Field(
         DEFAULT_DTYPES, description="Accepted element types, all of one size; bfloat16 and float16 by default."
     )
+    store: Annotated[str | None, *dtype_of(CASTS, "dtype to store")] = Field(
+        None, description="Cast to this type, without a scale."
+    )
+    quant: QuantSpec | None = Field(None, description="Stored as codes and a scale.")
 
     @model_validator(mode="before")
     @classmethod
@@ -178,6 +221,20 @@ class Spec(_Model):
     schedule: ScheduleSpec = Field(ScheduleSpec(), description="How kernels are divided; chosen by kvgen otherwise.")
 
 
+RESERVED: dict[str, type[_Model]] = {
+    "fuse": Spec,
+    "transfer": Spec,
+    "regions": Spec,
+    "layers": Spec,
+    "convert": Spec,
+    "grid": Spec,
+    "rotate": StreamSpec,
+    "zero": QuantSpec,
+    "scale": ScaleSpec,
+}
+"""Keys the language keeps for what this version does not do, and the mapping that has them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A spec without the parts that were wrong, and where those stood: a section, or an entry of one."""
@@ -267,7 +324,9 @@ def _model_at(source: Source, location: Location) -> type[_Model]:
     if location[0] == "buffers":
         _, place = source.node(location[:-1])
         return PadSpec if isinstance(place, Mapping) and (place.find("pad") or place.find("fill")) else PlaceSpec
-    return {"axes": AxesSpec, "streams": StreamSpec}[str(location[0])]
+    if location[0] == "streams":
+        return {3: StreamSpec, 4: QuantSpec, 5: ScaleSpec}[len(location)]
+    return {"axes": AxesSpec}[str(location[0])]
 
 
 def schema() -> dict[str, Any]:

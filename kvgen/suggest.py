@@ -17,4 +17,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``did_you_mean``, or else everything that is known."""
     names = list(known)
-    return did_you_mean(word, names) or "known here: " + ", ".join(f"`{name}`" for name in names)
+    return did_you_mean(word, names) or known_here(names)
+
+
+def known_here(known: Iterable[str]) -> str:
+    """Everything that is known."""
+    return "known here: " + ", ".join(f"`{name}`" for name in known)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from kvgen.suggest import suggestion
+from kvgen.modes import MODES, RESERVED_MODES, SMALLEST_NORMAL
+from kvgen.suggest import known_here, suggestion
 
 ITEMSIZE = {
     "bfloat16": 2,
@@ -21,6 +23,11 @@ ITEMSIZE = {
 """Bytes of each element type that is stored as it comes."""
 
 DEFAULT_DTYPES = ("bfloat16", "float16")
+
+LARGEST_FLOAT = (2 - 2.0**-23) * 2.0**127
+"""Of float32."""
+
+_POSITIVE_SCHEMA = {"type": "number", "exclusiveMinimum": 0, "maximum": LARGEST_FLOAT}
 
 LARGEST = 2**31 - 1
 """The largest extent, block size, padding or alignment: offsets inside a block are 32-bit numbers."""
@@ -60,6 +67,45 @@ def number(low: int, high: int = LARGEST, *words: str) -> tuple[PlainValidator, 
     return PlainValidator(check), WithJsonSchema(schema)
 
 
+def positive() -> tuple[PlainValidator, WithJsonSchema]:
+    """Annotations of a number above zero that float32 has in full precision."""
+
+    def check(value: object) -> float:
+        if _is_positive(value):
+            return float(value)
+        raise fail("KV203", f"expected a number from {SMALLEST_NORMAL:.3g} to {LARGEST_FLOAT:.3g}, got {shown(value)}")
+
+    return PlainValidator(check), WithJsonSchema(_POSITIVE_SCHEMA)
+
+
+def _is_positive(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and SMALLEST_NORMAL <= value <= LARGEST_FLOAT
+
+
+def choice(*words: str) -> tuple[PlainValidator, WithJsonSchema]:
+    """Annotations of one of two or more words."""
+    expected = ", ".join(f"`{word}`" for word in words[:-1]) + f" or `{words[-1]}`"
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and value in words:
+            return value
+        raise fail("KV203", f"expected {expected}, got {shown(value)}")
+
+    return PlainValidator(check), WithJsonSchema({"enum": list(words)})
+
+
+def dtype_of(known: Collection[str], what: str = "dtype") -> tuple[PlainValidator, WithJsonSchema]:
+    """Annotations of an element type, one of those known."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and value in known:
+            return value
+        raise fail("KV207", f"unknown {what} {shown(value)}", suggestion(str(value), known))
+
+    return PlainValidator(check), WithJsonSchema({"enum": list(known)})
+
+
 def power_of_two(high: int, *words: str) -> tuple[PlainValidator, WithJsonSchema]:
     """Annotations of a power of two up to ``high``, which a tile's sides and a program's warps are, or some words."""
     powers = [1 << i for i in range(high.bit_length())]
@@ -96,16 +142,41 @@ def _one_as_list(value: object) -> object:
     return tuple(value)
 
 
-def _slot_type(value: object) -> object:
-    if value not in ("int32", "int64"):
-        raise fail("KV203", f"expected `int64` or `int32`, got {shown(value)}")
-    return value
-
-
-def _dtype(value: object) -> str:
-    if isinstance(value, str) and value in ITEMSIZE:
+def _mode(value: object) -> str:
+    if isinstance(value, str) and value in MODES:
         return value
-    raise fail("KV207", f"unknown dtype {shown(value)}", suggestion(str(value), ITEMSIZE))
+    if value in RESERVED_MODES:
+        raise fail("KV204", f"mode `{value}` is not supported by this version of kvgen", known_here(MODES))
+    raise fail("KV203", f"expected the mode of an encoding, got {shown(value)}", suggestion(str(value), MODES))
+
+
+def _clamp(value: object) -> tuple[int, int]:
+    if isinstance(value, list) and len(value) == 2 and all(type(side) is int for side in value):
+        low, high = value
+        if low < 0 < high:
+            return low, high
+    hint = "the smallest and the largest code: `[-127, 127]`"
+    raise fail("KV203", f"expected a negative and a positive integer, got {shown(value)}", hint)
+
+
+def _floor(value: object) -> tuple[str, float]:
+    if value == "none":
+        return "none", 0.0
+    if isinstance(value, dict) and len(value) == 1:
+        ((on, number),) = value.items()
+        if on in ("amax", "scale") and _is_positive(number):
+            return on, float(number)
+    hint = f"`{{scale: 1.0e-6}}`, `{{amax: 1.0e-4}}`; numbers from {SMALLEST_NORMAL:.3g} on"
+    raise fail("KV203", f"expected a floor on `scale` or on `amax`, or `none`, got {shown(value)}", hint)
+
+
+def _per(value: object) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    hint = "`[]` for one of the whole tensor, `head`, `token head`, `token head dim//32` and the like"
+    raise fail("KV203", f"expected the axes a scale varies over, got {shown(value)}", hint)
 
 
 def _holds(value: object) -> tuple[str, ...]:
@@ -134,7 +205,7 @@ def _order_text(value: object) -> str:
 
 Extent = Annotated[int | Literal["dynamic"] | None, *number(1, LARGEST, "dynamic")]
 _DTYPE_SCHEMA = {"enum": list(ITEMSIZE)}
-Dtype = Annotated[str, PlainValidator(_dtype), WithJsonSchema(_DTYPE_SCHEMA)]
+Dtype = Annotated[str, *dtype_of(ITEMSIZE)]
 Line = Annotated[str, PlainValidator(_line), WithJsonSchema({"type": "string"})]
 Order = Annotated[
     str | tuple[str, ...] | None,
@@ -164,6 +235,30 @@ Holds = Annotated[
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}]}
     ),
 ]
-SlotType = Annotated[
-    Literal["int32", "int64"], PlainValidator(_slot_type), WithJsonSchema({"enum": ["int64", "int32"]})
+SlotType = Annotated[Literal["int32", "int64"], *choice("int64", "int32")]
+ModeName = Annotated[str, PlainValidator(_mode), WithJsonSchema({"enum": list(MODES)})]
+Clamp = Annotated[
+    tuple[int, int] | None,
+    PlainValidator(_clamp),
+    WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
+]
+_FLOOR_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "scale": {"description": "The smallest scale.", **_POSITIVE_SCHEMA},
+        "amax": {"description": "The smallest amax.", **_POSITIVE_SCHEMA},
+    },
+    "additionalProperties": False,
+    "minProperties": 1,
+    "maxProperties": 1,
+}
+Floor = Annotated[
+    tuple[str, float] | None,
+    PlainValidator(_floor),
+    WithJsonSchema({"anyOf": [{"const": "none"}, _FLOOR_SCHEMA]}),
+]
+Per = Annotated[
+    str | tuple[str, ...] | None,
+    PlainValidator(_per),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
