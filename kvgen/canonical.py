@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from kvgen.axes import Digit
-from kvgen.layout import Buffer, Dim, Holds, KernelHints, Layout, Pad, Place, Stream, leaves_of
-from kvgen.values import DEFAULT_DTYPES
+from kvgen.layout import Buffer, Dim, Encoding, Holds, KernelHints, Layout, Pad, Place, Scale, Stream, leaves_of
+from kvgen.quant import MODES, Mode
+from kvgen.values import DEFAULT_DTYPES, SCALE_DTYPES
 
 _CONTIGUOUS = {"block": "request", "slot": "position"}
 
@@ -36,7 +37,7 @@ def order(layout: Layout, place: Place, above: tuple[Dim, ...] = ()) -> str:
         axes.append(layout.layers)
     extents: dict[str, int | None] = {"kv": 2}
     for axis in axes:  # of several extents the largest: what is topmost there is topmost in all
-        extents[axis.name] = None if axis.extent is None else max(axis.extent, extents.get(axis.name) or 0)
+        extents[axis.name] = None if axis.reach is None else max(axis.reach, extents.get(axis.name) or 0)
     seen = {digit.axis for dim in above for digit in dim.digits}
     return " ".join(_dim(layout, dim, extents, seen) for dim in place.dims)
 
@@ -91,7 +92,57 @@ def _stream(layout: Layout, stream: Stream) -> dict[str, str]:
         parts["head"] = "none"
     if stream.dtypes != DEFAULT_DTYPES:
         parts["dtype"] = f"[{', '.join(stream.dtypes)}]"
+    if stream.encoding is not None:
+        parts |= _encoding(layout, stream.encoding)
     return parts
+
+
+def _encoding(layout: Layout, encoding: Encoding) -> dict[str, str]:
+    if encoding.scale is None:
+        return {"store": encoding.code}
+    mode = MODES[encoding.mode]
+    parts = {"mode": encoding.mode}
+    if encoding.rounding != "even":
+        parts["round"] = encoding.rounding
+    if encoding.clamp != mode.clamp:
+        parts["clamp"] = f"[{encoding.clamp[0]}, {encoding.clamp[1]}]"
+    return {"quant": _flow(parts | {"scale": _flow(_scale(layout, encoding.scale, mode))})}
+
+
+def _scale(layout: Layout, scale: Scale, mode: Mode) -> dict[str, str]:
+    """What the scale varies over and where it comes from, then whatever its mode does not imply."""
+    parts = {"per": per(layout, scale) or "[]", "source": "dynamic" if scale.dynamic else "static"}
+    if scale.dtype != mode.scale_dtype:
+        parts["dtype"] = next(word for word, dtype in SCALE_DTYPES.items() if dtype == scale.dtype)
+    if scale.grid == "pow2" and scale.dtype != "float8_e8m0fnu":
+        parts["grid"] = scale.grid
+    if scale.exponent != "ceil":
+        parts["exponent"] = scale.exponent
+    if scale.code_range != mode.code_range:
+        parts["range"] = _number(scale.code_range)
+    implied = ("scale", mode.floor) if mode.floor else (None, 0.0)
+    if scale.dynamic and (scale.floor_on, scale.floor) != implied:
+        parts["floor"] = f"{{{scale.floor_on}: {_number(scale.floor)}}}" if scale.floor_on else "none"
+    said = {"arithmetic": scale.arithmetic, "given": scale.given, "encode": scale.encode}
+    default = {"arithmetic": "divide", "given": "scale", "encode": "stored"}
+    return parts | {key: word for key, word in said.items() if word != default[key]}
+
+
+def per(layout: Layout, scale: Scale) -> str:
+    """The axes a scale varies over, as ``per`` spells them; nothing for one of the whole tensor."""
+    terms = [axis.name if axis.step == 1 else f"{axis.name}//{axis.step}" for axis in scale.axes]
+    if terms[:1] == ["block"] and len(terms) > 1 and scale.axes[1].name == "slot":
+        terms[:2] = ["token" + terms[1].removeprefix("slot")]
+    words = _CONTIGUOUS if layout.contiguous else {}
+    return " ".join(words.get(term, term) for term in terms)
+
+
+def _number(value: float) -> str:
+    """A number that readers of YAML take for one: they want a point before an exponent."""
+    mantissa, e, exponent = repr(value).removesuffix(".0").partition("e")
+    if not e:
+        return mantissa
+    return f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent):+d}"
 
 
 def _buffer(layout: Layout, buffer: Buffer) -> Iterator[str]:

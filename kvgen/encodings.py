@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from kvgen.axes import Axis
 from kvgen.diagnostics import Diagnostic
 from kvgen.layout import Encoding, Scale
-from kvgen.modes import MODES, SCALE_DTYPES, Mode
 from kvgen.orders import OrderError, Term, divisor, parse_order
+from kvgen.quant import MODES, Mode
 from kvgen.source import Location, Source
 from kvgen.spec import QuantSpec, ScaleSpec, StreamSpec
 from kvgen.suggest import suggestion
-from kvgen.values import LARGEST
+from kvgen.values import LARGEST, SCALE_DTYPES
 
 _LOGICAL = ("block", "slot", "head", "dim", "layer")
 _WORDS = ("token", *_LOGICAL, "request", "position")
+_SCALE = ("quant", "scale")
 _SOURCES = ("float32", "float16", "bfloat16")
 
 
@@ -24,7 +25,8 @@ _SOURCES = ("float32", "float16", "bfloat16")
 class Encodings:
     """Resolves the encoding of one stream; ``problems`` collects what is wrong with it.
 
-    ``axes`` are all that its scale may vary over; ``unsure`` are params that were wrong and reported before.
+    ``axes`` are all that its scale may vary over. ``broken_params`` were reported before: what uses them has
+    ``failed`` without a problem of its own.
     """
 
     source: Source
@@ -32,11 +34,19 @@ class Encodings:
     spec: StreamSpec
     axes: Mapping[str, Axis]
     params: Mapping[str, int]
-    unsure: frozenset[str] = frozenset()
+    broken_params: frozenset[str] = frozenset()
     problems: list[Diagnostic] = field(default_factory=list)
+    failed: bool = False
 
     def encoding(self) -> Encoding | None:
-        """The encoding; None where there is none, or where something is wrong with it."""
+        """The encoding, or None where there is none; what it is says nothing where it ``failed``."""
+        try:
+            return self._encoding()
+        except _Unsure:
+            self.failed = True
+            return None
+
+    def _encoding(self) -> Encoding | None:
         store, quant = self.spec.store, self.spec.quant
         if store is None and quant is None:
             return None
@@ -56,7 +66,11 @@ class Encodings:
     def _report(self, code: str, message: str, *where: str, hint: str | None = None, key: bool = False) -> None:
         location: Location = ("streams", self.name, *where)
         span = self.source.at_key(location) if key else self.source.at(location)
-        self.problems.append(Diagnostic(code, message, span, hint))
+        self._problem(Diagnostic(code, message, span, hint))
+
+    def _problem(self, problem: Diagnostic) -> None:
+        self.problems.append(problem)
+        self.failed = True
 
     def _quant(self, spec: QuantSpec) -> Encoding | None:
         mode = MODES[spec.mode]
@@ -87,18 +101,19 @@ class Encodings:
         if dynamic:
             axes = tuple(axis for axis in axes if axis.name != "layer")  # what is stored has it wherever its buffer has
         dtype = SCALE_DTYPES[spec.dtype] if spec.dtype else mode.scale_dtype
-        if mode.fixed and dtype != mode.scale_dtype:
+        if mode.group is not None and dtype != mode.scale_dtype:
             message = f"the scale of {quant.mode} is e8m0"
             self._report("KV211", message, *_SCALE, "dtype", hint="mode `fp8_e4m3` takes other types of scale")
-        exponents = dtype == "float8_e8m0fnu"
-        grid = spec.grid or ("pow2" if exponents else "any")
-        if exponents and grid == "any":
+        grid = spec.grid or ("pow2" if dtype == "float8_e8m0fnu" else "any")
+        if grid == "any" and dtype == "float8_e8m0fnu":
             self._report("KV211", "an e8m0 scale is a power of two", *_SCALE, "grid", hint="leave it out")
-        self._check_meaning(spec, mode, dynamic, rounded=grid == "pow2" or dtype != "float32", pow2=grid == "pow2")
-        code_range = spec.range or mode.largest
+        code_range, floor = spec.range or mode.code_range, spec.floor or _floor(mode)
         if dynamic:
+            self._check_dynamic(spec, pow2=grid == "pow2", rounded=grid == "pow2" or dtype != "float32")
             self._check_range(quant, mode, code_range, clamp)
-        floor_on, floor = spec.floor or (("scale", mode.floor) if mode.floor else ("none", 0.0))
+        else:
+            self._check_static(spec, mode, dtype)
+            code_range, floor = mode.code_range, ("none", 0.0)
         return Scale(
             name=f"{self.name}.scale",
             axes=axes,
@@ -107,9 +122,9 @@ class Encodings:
             stored=bool(names & {"block", "slot"}),
             grid=grid,
             exponent=spec.exponent or "ceil",
-            code_range=code_range if dynamic else mode.largest,
-            floor_on=None if floor_on == "none" or not dynamic else floor_on,
-            floor=floor if dynamic else 0.0,
+            code_range=code_range,
+            floor_on=None if floor[0] == "none" else floor[0],
+            floor=floor[1],
             arithmetic=spec.arithmetic or "divide",
             given=spec.given or "scale",
             encode=spec.encode or "stored",
@@ -136,41 +151,42 @@ class Encodings:
             hint = "let it vary over `token`, or say `source: static`"
         self._report("KV213", message, *_SCALE, "per", hint=hint)
 
-    def _check_meaning(self, spec: ScaleSpec, mode: Mode, dynamic: bool, *, rounded: bool, pow2: bool) -> None:
-        """What is said must mean something here; a default may always be written."""
-        floor = ("scale", mode.floor) if mode.floor else ("none", 0.0)
-        given = "a static scale is given, not computed"
-        rules = [
-            ("range", spec.range not in (None, mode.largest) and not dynamic, given),
-            ("floor", spec.floor not in (None, ("none", 0.0), floor) and not dynamic, given),
-            ("grid", spec.grid == "pow2" and not dynamic and not mode.fixed, given),
-            ("exponent", spec.exponent == "floor" and not dynamic, given),
-            (
-                "exponent",
-                spec.exponent == "floor" and dynamic and not pow2,
-                "only a power of two has one: `grid: pow2`",
-            ),
-            ("given", spec.given == "inverse" and dynamic, "a dynamic scale is computed, not given"),
-            ("encode", spec.encode == "exact" and not dynamic, given),
-            ("encode", spec.encode == "exact" and dynamic and not rounded, "a float32 scale is stored exactly"),
-        ]
-        for key, wrong, why in rules:
-            if wrong:
-                self._report("KV211", f"`{key}` means nothing here: {why}", *_SCALE, key, key=True)
+    def _check_static(self, spec: ScaleSpec, mode: Mode, dtype: str) -> None:
+        """How a scale is computed means nothing of one that is given; defaults may always be written."""
+        meaningless = {
+            "range": spec.range not in (None, mode.code_range),
+            "floor": spec.floor not in (None, ("none", 0.0), _floor(mode)),
+            "grid": spec.grid == "pow2" and dtype != "float8_e8m0fnu",
+            "exponent": spec.exponent == "floor",
+            "encode": spec.encode == "exact",
+        }
+        self._report_meaningless(meaningless, "a static scale is handed in, not computed")
+
+    def _check_dynamic(self, spec: ScaleSpec, *, pow2: bool, rounded: bool) -> None:
+        self._report_meaningless({"given": spec.given == "inverse"}, "a dynamic scale is computed, not handed in")
+        self._report_meaningless(
+            {"exponent": spec.exponent == "floor" and not pow2}, "it is for scales of `grid: pow2` or `dtype: e8m0`"
+        )
+        self._report_meaningless({"encode": spec.encode == "exact" and not rounded}, "what is stored is exact")
+
+    def _report_meaningless(self, keys: Mapping[str, bool], why: str) -> None:
+        for key, meaningless in keys.items():
+            if meaningless:
+                self._report("KV211", f"`{key}` means nothing here: {why}", *_SCALE, key, hint="leave it out", key=True)
 
     def _check_range(self, quant: QuantSpec, mode: Mode, code_range: float, clamp: tuple[int, int] | None) -> None:
         largest = min(-clamp[0], clamp[1]) if clamp else mode.largest
-        if code_range <= largest:
-            return
-        where, what = ("clamp", "the clamp") if quant.scale.range is None else (None, "the largest code")
-        message = f"amax meets {code_range:g}, past {what}, {largest:g}"
-        location = ("quant", "clamp") if where else (*_SCALE, "range")
-        self._report("KV212", message, *location, hint=f"`range` up to {largest:g}")
+        if code_range > largest:
+            where = ("quant", "clamp") if quant.scale.range is None else (*_SCALE, "range")
+            message = f"amax is to meet {code_range:g}, and codes end at {largest:g}"
+            self._report(
+                "KV212", message, *where, hint=f"a `range` of {largest:g}, or a wider `clamp`" if clamp else None
+            )
 
     def _per(self, quant: QuantSpec, mode: Mode) -> tuple[Axis, ...] | None:
         """The axes of the scale in logical order, or None after reporting why there are none."""
         spec = quant.scale
-        if spec.per is None and mode.per is None:
+        if spec.per is None and mode.group is None:
             where = _SCALE if self._written(*_SCALE) else _SCALE[:1]
             hint = "`[]` for one of the whole tensor, or `head`, `token`, `token head`, `token head dim//32`"
             self._report("KV202", f"`per` is missing: what the scale of {quant.mode} varies over", *where, hint=hint)
@@ -178,15 +194,14 @@ class Encodings:
         before = len(self.problems)
         found: dict[str, Axis] = {}
         is_list = isinstance(spec.per, tuple)
-        for index, text in enumerate(spec.per if is_list else [spec.per if spec.per is not None else mode.per]):
+        default = f"token head dim//{mode.group}"
+        for index, text in enumerate(spec.per if is_list else [default if spec.per is None else spec.per]):
             where = (*_SCALE, "per", index) if is_list else (*_SCALE, "per")
             try:
                 self._add_axes(text, found, implied=spec.per is None)
             except OrderError as error:
                 span = self.source.inside(("streams", self.name, *where), error.start, error.end)
-                self.problems.append(Diagnostic(error.code, error.message, span, error.hint))
-            except _Unsure:
-                return None
+                self._problem(Diagnostic(error.code, error.message, span, error.hint))
         if len(self.problems) > before:
             return None
         return tuple(found[name] for name in _LOGICAL if name in found)
@@ -228,7 +243,7 @@ class Encodings:
         if len(term.operations) > 1 or operation.symbol != "//" or axis.name not in ("slot", "dim"):
             hint = "groups along one axis are written `dim//32` or `token//32`"
             raise OrderError("KV301", f"`{term}` is no axis, and no groups of one", term.start, term.end, hint)
-        if operation.operand in self.unsure:
+        if operation.operand in self.broken_params:
             raise _Unsure
         step = divisor(operation, self.params)
         if step > LARGEST:
@@ -241,7 +256,8 @@ class Encodings:
         return step
 
 
-_SCALE = ("quant", "scale")
+def _floor(mode: Mode) -> tuple[str, float]:
+    return ("scale", mode.floor) if mode.floor else ("none", 0.0)
 
 
 class _Unsure(Exception):

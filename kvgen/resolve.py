@@ -9,13 +9,12 @@ from kvgen.axes import Axis
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.encodings import Encodings
 from kvgen.layout import Buffer, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
-from kvgen.modes import STORED_ITEMSIZE
 from kvgen.names import AXES, argument_objection, objection
 from kvgen.places import Known, Places
 from kvgen.source import Location, Source, parse, read
 from kvgen.spec import KernelSpec, Reading, Spec, StreamSpec, read_spec
 from kvgen.suggest import suggestion
-from kvgen.values import ITEMSIZE
+from kvgen.values import ITEMSIZE, STORED_ITEMSIZE
 
 
 def load(path: Path | str) -> Layout:
@@ -163,7 +162,7 @@ class _Resolver:
             self.broken("params"),
         )
         encoding = encodings.encoding()
-        if encodings.problems:
+        if encodings.failed:
             if spec is self.spec.streams[name]:
                 self.problems += encodings.problems
             return None

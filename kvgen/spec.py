@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from kvgen.diagnostics import Diagnostic
-from kvgen.modes import CASTS, SCALE_DTYPES
 from kvgen.names import KEYS
 from kvgen.source import Location, Mapping, Source
 from kvgen.suggest import suggestion
 from kvgen.values import (
+    CASTS,
     DEFAULT_DTYPES,
     LARGEST,
+    SCALE_DTYPES,
     Clamp,
     Dtypes,
     Extent,
@@ -221,18 +222,18 @@ class Spec(_Model):
     schedule: ScheduleSpec = Field(ScheduleSpec(), description="How kernels are divided; chosen by kvgen otherwise.")
 
 
-RESERVED: dict[str, type[_Model]] = {
-    "fuse": Spec,
-    "transfer": Spec,
-    "regions": Spec,
-    "layers": Spec,
-    "convert": Spec,
-    "grid": Spec,
-    "rotate": StreamSpec,
-    "zero": QuantSpec,
-    "scale": ScaleSpec,
+RESERVED: dict[str, tuple[type[_Model], ...]] = {
+    "fuse": (Spec,),
+    "transfer": (Spec,),
+    "regions": (Spec, PlaceSpec),
+    "layers": (Spec,),
+    "convert": (Spec,),
+    "grid": (Spec,),
+    "rotate": (StreamSpec,),
+    "zero": (QuantSpec,),
+    "scale": (ScaleSpec,),
 }
-"""Keys the language keeps for what this version does not do, and the mapping that has them."""
+"""Keys the language keeps for what this version does not do, and the mappings that have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +300,10 @@ def _diagnose(source: Source, error: Any, location: Location) -> Diagnostic:
 
 def _unknown_key(source: Source, location: Location) -> Diagnostic:
     key, owners = str(location[-1]), location[:-1]
-    if key in RESERVED and (owners[:1] == RESERVED[key] or (key, *owners[:1]) == ("regions", "buffers")):
+    model = _model_at(source, location)
+    if model in RESERVED.get(key, ()):
         return Diagnostic("KV204", f"`{key}` is not supported by this version of kvgen", source.at_key(location))
-    known = list(_model_at(source, location).model_fields)
+    known = list(model.model_fields)
     hint = OTHER_WORDS.get(key) or suggestion(key, known)
     if owners == ("axes",):
         return Diagnostic("KV302", f"unknown axis `{key}`", source.at_key(location), hint)
@@ -326,7 +328,7 @@ def _model_at(source: Source, location: Location) -> type[_Model]:
         return PadSpec if isinstance(place, Mapping) and (place.find("pad") or place.find("fill")) else PlaceSpec
     if location[0] == "streams":
         return {3: StreamSpec, 4: QuantSpec, 5: ScaleSpec}[len(location)]
-    return {"axes": AxesSpec}[str(location[0])]
+    return AxesSpec
 
 
 def schema() -> dict[str, Any]:

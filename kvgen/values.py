@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from kvgen.modes import MODES, RESERVED_MODES, SMALLEST_NORMAL
+from kvgen.quant import MODES
 from kvgen.suggest import known_here, suggestion
 
 ITEMSIZE = {
@@ -22,10 +22,28 @@ ITEMSIZE = {
 }
 """Bytes of each element type that is stored as it comes."""
 
+CASTS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""The types that ``store`` takes."""
+
+SCALE_DTYPES = {
+    "float32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "e8m0": "float8_e8m0fnu",
+    "e4m3": "float8_e4m3fn",
+}
+"""The types of a scale: a layout's word, and the element type it stands for."""
+
+STORED_ITEMSIZE = ITEMSIZE | {"float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1}
+"""Bytes of each element type of codes and scales."""
+
+RESERVED_MODES = ("int4", "int4_asymmetric", "nvfp4", "mxfp4", "turbo2", "turbo3", "turbo4")
+"""Encodings the language keeps for what this version does not do."""
+
 DEFAULT_DTYPES = ("bfloat16", "float16")
 
-LARGEST_FLOAT = (2 - 2.0**-23) * 2.0**127
-"""Of float32."""
+SMALLEST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Of the numbers that float32 has in full precision."""
 
 _POSITIVE_SCHEMA = {"type": "number", "exclusiveMinimum": 0, "maximum": LARGEST_FLOAT}
 
@@ -73,14 +91,14 @@ def positive() -> tuple[PlainValidator, WithJsonSchema]:
     def check(value: object) -> float:
         if _is_positive(value):
             return float(value)
-        raise fail("KV203", f"expected a number from {SMALLEST_NORMAL:.3g} to {LARGEST_FLOAT:.3g}, got {shown(value)}")
+        raise fail("KV203", f"expected a number from {SMALLEST_FLOAT:.3g} to {LARGEST_FLOAT:.3g}, got {shown(value)}")
 
     return PlainValidator(check), WithJsonSchema(_POSITIVE_SCHEMA)
 
 
 def _is_positive(value: object) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and SMALLEST_NORMAL <= value <= LARGEST_FLOAT
+    return number and SMALLEST_FLOAT <= value <= LARGEST_FLOAT
 
 
 def choice(*words: str) -> tuple[PlainValidator, WithJsonSchema]:
@@ -166,7 +184,7 @@ def _floor(value: object) -> tuple[str, float]:
         ((on, number),) = value.items()
         if on in ("amax", "scale") and _is_positive(number):
             return on, float(number)
-    hint = f"`{{scale: 1.0e-6}}`, `{{amax: 1.0e-4}}`; numbers from {SMALLEST_NORMAL:.3g} on"
+    hint = f"`{{scale: 1.0e-6}}`, `{{amax: 1.0e-4}}`; numbers from {SMALLEST_FLOAT:.3g} on"
     raise fail("KV203", f"expected a floor on `scale` or on `amax`, or `none`, got {shown(value)}", hint)
 
 
