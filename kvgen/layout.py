@@ -90,6 +90,16 @@ class Stream:
     itemsize: int
     encoding: Encoding | None = None
 
+    @property
+    def scale(self) -> Scale | None:
+        return self.encoding.scale if self.encoding else None
+
+    @property
+    def group(self) -> int | None:
+        """Dims that share a scale, where ``dim`` falls into several such groups."""
+        axes = self.scale.axes if self.scale else ()
+        return next((a.step for a in axes if a.name == "dim" and a.step > 1 and a.count != 1), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Dim:

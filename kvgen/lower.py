@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvgen.axes import Digit
-from kvgen.layout import Buffer, Dim, Field, Holds, Layout, Pad, Place, Record, Stream, leaves_of
+from kvgen.layout import Buffer, Dim, Field, Holds, Layout, Pad, Place, Record, Scale, Stream, leaves_of
 from kvgen.plan import Copy, Fill, Plan, Step, View
+
+ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e8m0fnu": 1}
+"""Bytes of a scale."""
 
 SLOT_NUMBER = "slot_number"
 """The axis that block and slot make together: ``block * block_size + slot``."""
@@ -20,13 +23,19 @@ def lower(layout: Layout) -> tuple[Plan, ...]:
     fills = {buffer.name: tuple(_fills(layout, buffer)) for buffer in layout.buffers}
     names = tuple(stream.name for stream in layout.streams)
 
+    def scale(name: str) -> View | None:
+        encoding = layout.stream(name).encoding
+        if encoding is None or encoding.scale is None:
+            return None
+        return cache[encoding.scale.name] if encoding.scale.stored else argument_view(encoding.scale)
+
     def append(name: str, streams: tuple[str, ...], placement: str = "slots") -> Plan:
-        copies = tuple(Copy(s, dense_view(layout.stream(s), s), cache[s]) for s in streams)
-        touched = dict.fromkeys(copy.destination.tensor for copy in copies)
+        copies = tuple(Copy(s, dense_view(layout.stream(s), s), cache[s], scale(s)) for s in streams)
+        touched = dict.fromkeys(view.tensor for copy in copies for view in copy.views if view.tensor in fills)
         return Plan(name, "append", placement, copies, tuple(fill for t in touched for fill in fills[t]))
 
     def gather(name: str, placement: str) -> Plan:
-        copies = tuple(Copy(s, cache[s], dense_view(layout.stream(s), f"{s}_out")) for s in names)
+        copies = tuple(Copy(s, cache[s], dense_view(layout.stream(s), f"{s}_out"), scale(s)) for s in names)
         return Plan(name, "gather", placement, copies)
 
     single = [append(f"append_{name}", (name,)) for name in names]
@@ -50,6 +59,15 @@ def dense_view(stream: Stream, tensor: str) -> View:
         if axis.extent != 1:
             steps.append(Step(Digit(axis.name, 1, axis.extent), None if i == last else i + 1, 1))
     return View(tensor, stream.itemsize, stream.itemsize, stream.itemsize, 0, tuple(steps))
+
+
+def argument_view(scale: Scale) -> View:
+    """A scale that is handed in: a dimension per axis with any stride, ``[1]`` for none."""
+    steps = tuple(
+        Step(Digit(axis.name, axis.step, axis.count), i, 1) for i, axis in enumerate(scale.axes) if axis.count != 1
+    )
+    size = ITEMSIZES[scale.dtype]
+    return View(scale.argument, size, size, size, 0, steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,20 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """The values of one stream, moved from ``source`` to ``destination``; one of the two is the cache."""
+    """The values of one stream, moved from ``source`` to ``destination``; one of the two is the cache.
+
+    Where the stream has an encoding, the cache holds codes; ``scale`` is where their scale lies: in the cache, or in an
+    argument.
+    """
 
     stream: str
     source: View
     destination: View
+    scale: View | None = None
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return (self.source, self.destination) if self.scale is None else (self.source, self.destination, self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,10 @@ class Plan:
     placement: Placement
     copies: tuple[Copy, ...]
     fills: tuple[Fill, ...] = ()
+
+    def tensors_of(self, copy: Copy) -> tuple[str, ...]:
+        """The tensors that hold a stream and its scale on the cache's side, an argument's included."""
+        return tuple(view.tensor for view in copy.views if view is not self.dense_view(copy))
 
     def cache_view(self, copy: Copy) -> View:
         return copy.destination if self.kind == "append" else copy.source

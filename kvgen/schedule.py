@@ -4,7 +4,8 @@ Rules of legality:
 
 * every value of a token is in exactly one program's tile;
 * a tile's sides are powers of two (``tl.arange``); an extent that is none is masked;
-* a stream that all heads share forbids dividing heads among programs, since each would write it.
+* a stream that all heads share forbids dividing heads among programs, since each would write it;
+* a reduction, the largest magnitude under one scale, lies in one program's tile.
 
 What is fast was measured (H200, bf16): one program per token with all heads where ``dim`` is the fastest axis
 of the cache, and tiles of some tokens with the tokens along the lanes where ``slot`` is.
@@ -90,7 +91,11 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
     lane = _lane(view)
     sides: dict[str, int | None] = {"token": tokens}
     for axis in layout.stream(copy.stream).axes:
-        sides[axis.name] = heads if axis.name == "head" and heads is not None else padded_side(axis.extent)
+        if axis.name == "dim" and (group := layout.stream(copy.stream).group):
+            sides["group"] = padded_side(-(-axis.extent // group))
+            sides["dim"] = padded_side(group)
+        else:
+            sides[axis.name] = heads if axis.name == "head" and heads is not None else padded_side(axis.extent)
     order = [name for name in sides if name != lane] + [lane]
     kept = [name for name in order if sides[name] != 1 or (name == "token" and vector)]
     fastest = view.steps[-1].digit.axis
@@ -120,7 +125,9 @@ def _lane(view: View) -> str:
 def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool, widest: int) -> int | None:
     """Heads of one program, None for all of them."""
     extent = _head_extent(layout, plan)
-    shared = any("head" not in {axis.name for axis in layout.stream(copy.stream).axes} for copy in plan.copies)
+    streams = [layout.stream(copy.stream) for copy in plan.copies]
+    shared = any("head" not in {axis.name for axis in stream.axes} for stream in streams)
+    shared |= any(s.scale and s.scale.dynamic and "head" not in {a.name for a in s.scale.axes} for s in streams)
     if shared or extent is None or wish == "all":
         return None
     heads = wish or (1 if slot_minor else max(1, min(padded_side(extent), MAX_VALUES // widest)))

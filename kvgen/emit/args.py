@@ -8,7 +8,7 @@ from typing import Literal
 from kvgen import sizes
 from kvgen.axes import product
 from kvgen.emit.names import TRITON_TYPES
-from kvgen.layout import Layout
+from kvgen.layout import Layout, Scale
 from kvgen.lower import coalesce
 from kvgen.plan import Plan, View
 from kvgen.schedule import VECTOR
@@ -37,15 +37,29 @@ class Arg:
 
 def data_args(layout: Layout, plan: Plan) -> list[Arg]:
     """Pointers of the streams' tensors and of the buffers, in the order of the layout."""
-    cache = {plan.cache_view(copy).tensor for copy in plan.copies}
+    cache = {name for copy in plan.copies for name in plan.tensors_of(copy)}
     args = []
     for copy in plan.copies:
         name, dtype = plan.dense_view(copy).tensor, layout.stream(copy.stream).dtypes[0]
         args.append(Arg(f"{name}_ptr", f"*{TRITON_TYPES[dtype]}", name, "pointer"))
     for buffer in layout.buffers:
         if buffer.name in cache:
-            args.append(Arg(f"{buffer.name}_ptr", f"*{TRITON_TYPES[buffer.dtypes[0]]}", buffer.name, "pointer"))
+            args.append(_pointer(buffer.name, buffer.dtypes[0]))
+    for scale in argument_scales(layout, plan):
+        args.append(_pointer(scale.argument, scale.dtype))
     return args
+
+
+def _pointer(name: str, dtype: str) -> Arg:
+    """A pointer to a tensor; Triton has no name for exponent bytes, and takes them as bytes."""
+    value = f"{name}.view(torch.uint8)" if dtype == "float8_e8m0fnu" else name
+    return Arg(f"{name}_ptr", f"*{TRITON_TYPES[dtype]}", value, "pointer")
+
+
+def argument_scales(layout: Layout, plan: Plan) -> list[Scale]:
+    """The static scales that a function is handed, in the order of its streams."""
+    scales = (layout.stream(copy.stream).scale for copy in plan.copies)
+    return [scale for scale in scales if scale is not None and not scale.stored]
 
 
 def placement_args(layout: Layout, plan: Plan) -> list[Arg]:

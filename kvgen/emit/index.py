@@ -13,10 +13,13 @@ from kvgen.plan import Step, View
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An axis inside a kernel: its name, and its place among the axes of a tile (None: one value a program)."""
+    """An axis inside a kernel: its name, and its place among the axes of a tile.
+
+    None is one value a program; a pair is an axis cut in groups, which takes two axes of the tile.
+    """
 
     name: str
-    position: int | None = None
+    position: int | tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,12 @@ def dim_name(dim: Dim, extents: Mapping[str, int | None]) -> str:
     return "_".join(part.replace("//", "_div").replace("%", "_mod") for part in parts) or "one"
 
 
-def subscript(position: int | None, rank: int) -> str:
+def subscript(position: int | tuple[int, int] | None, rank: int) -> str:
     """The broadcasting suffix of a vector at ``position`` of a tile of ``rank`` axes: ``[:, None]``."""
-    if position is None or rank == 1:
+    places = position if isinstance(position, tuple) else (position,)
+    if position is None or rank == len(places):
         return ""
-    return "[" + ", ".join(":" if i == position else "None" for i in range(rank)) + "]"
+    return "[" + ", ".join(":" if i in places else "None" for i in range(rank)) + "]"
 
 
 def digit_text(digit: Digit, name: str, extent: int | None) -> str:

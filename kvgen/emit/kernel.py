@@ -2,70 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvgen.axes import Axis
 from kvgen.emit.args import Arg, data_args, placement_args, stride_factors, stride_unit
+from kvgen.emit.encoding import (
+    build_scale,
+    code_type,
+    decoder,
+    describe,
+    encoder,
+    limits,
+    magnitude,
+    regroup,
+    scale_type,
+)
 from kvgen.emit.index import Variable, address, dim_name, subscript
 from kvgen.emit.names import block_size_name, extent_name, extents_of, index_name
-from kvgen.layout import Layout
+from kvgen.emit.sections import CopyContext, FillContext, Masks, Piece, ScaleContext, Side
+from kvgen.layout import Layout, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Fill, Plan, Step, View
 from kvgen.schedule import Schedule, Tile, padded_side, schedule
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One access, but the first, of a value that is reached in pieces: its index and its shift in bits."""
-
-    index: int
-    shift: int
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side of a copy: a pointer in tensor elements, and what is added once it points to values."""
-
-    elements: str
-    values: str
-
-
-@dataclass(frozen=True, slots=True)
-class CopyContext:
-    """One stream's section of a kernel."""
-
-    stream: str
-    comment: str
-    value_type: str
-    source: Side
-    destination: Side
-    mask_definition: str
-    load_mask: str
-    store_mask: str
-    read_runs: bool
-    write_runs: bool
-    run: Side  # the cache's side where the tokens are a run of slots in one block
-    run_load_mask: str
-    run_store_mask: str
-    read_cast: bool
-    write_cast: bool
-    read_pieces: bool
-    write_pieces: bool
-    pieces: tuple[Piece, ...]
-    piece_type: str
-    bits_type: str
-
-
-@dataclass(frozen=True, slots=True)
-class FillContext:
-    """Padding that is written with its token."""
-
-    comment: str
-    pointers: str
-    side: int
-    value: int
-    subscript: str
-    mask: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +79,13 @@ class _Builder:
         self.layout, self.plan, self.sched = layout, plan, sched
         self.tiled = sched.tokens > 1 or plan.kind == "gather"
         self.strides: dict[str, Arg] = {}
+        self.bounds: dict[tuple[str, str], str] = {}
         self.extents: dict[str, Arg] = {}
         self.tiles: dict[str, Arg] = {}
         self.constants: dict[str, str] = {}
         self.stride_unit = stride_unit(layout, plan)
         self.definitions: dict[str, str] = {}
-        views = [view for copy in plan.copies for view in (copy.source, copy.destination)]
+        views = [view for copy in plan.copies for view in copy.views]
         views += [fill.view for fill in plan.fills]
         steps = [step for view in views for step in coalesce(layout, view.steps)]
         self.axes = {step.digit.axis for step in steps}
@@ -169,8 +128,10 @@ class _Builder:
         )
 
     def _bytewise(self) -> tuple[str, ...]:
-        views = [view for copy in self.plan.copies for view in (copy.source, copy.destination) if view.itemsize == 1]
-        return tuple(dict.fromkeys(f"{view.tensor}_ptr" for view in views if view.unit == 1))
+        """Pointers to values of one byte that a tensor may hold under another type."""
+        bytes_already = {buffer.name for buffer in self.layout.buffers if buffer.dtypes == ("uint8",)}
+        views = [view for copy in self.plan.copies for view in copy.views if view.itemsize == view.unit == 1]
+        return tuple(dict.fromkeys(f"{view.tensor}_ptr" for view in views if view.tensor not in bytes_already))
 
     def _valid(self) -> str:
         """The condition on a slot number: all of it, or what comes before the remap table."""
@@ -226,57 +187,83 @@ class _Builder:
 
     def _copy(self, copy: Copy, tile: Tile) -> CopyContext:
         rank = len(tile.order)
-        cache = self.plan.cache_view(copy)
+        cache, dense = self.plan.cache_view(copy), self.plan.dense_view(copy)
         variables, bounds = self._variables(copy.stream, tile)
         token = subscript(variables["token"].position, rank)
         gather = self.plan.kind == "gather"
-        guarded = [f"valid{token}"] if self.tiled or gather else []
-        run = dict(variables)
+        guarded = [f"valid{token}"] if self.tiled else []
+        encoding = self.layout.stream(copy.stream).encoding
+        value_type = f"{dense.tensor}_ptr.dtype.element_ty"
+        named, masks = self._masks(copy.stream, guarded, [f"written{token}"] if gather else guarded, bounds)
+        side = self._side(cache, copy.stream, variables, rank, code_type(encoding) if encoding else value_type)
         if tile.runs:
-            run |= {
+            position = variables["token"].position
+            run = variables | {
                 "block": Variable("first_block"),
-                "slot": Variable("run_slot", variables["token"].position),
-                SLOT_NUMBER: Variable("run_number", variables["token"].position),
+                "slot": Variable("run_slot", position),
+                SLOT_NUMBER: Variable("run_number", position),
             }
-        bounded = f", mask={' & '.join(bounds)}" if bounds else ""
-        in_pieces = cache.access < cache.itemsize
-        cast = cache.unit != cache.itemsize and not in_pieces
-        count = cache.itemsize // cache.access
+            side = replace(side, runs=True, run=self._side(cache, copy.stream, run, rank, value_type).elements)
         return CopyContext(
             stream=copy.stream,
-            comment=self._comment(copy, in_pieces),
-            value_type=f"{self.plan.dense_view(copy).tensor}_ptr.dtype.element_ty",
-            source=self._side(copy.source, copy.stream, variables, rank),
-            destination=self._side(copy.destination, copy.stream, variables, rank),
-            **self._masks(copy.stream, guarded, [f"written{token}"] if gather else guarded, bounds),
-            read_runs=gather and tile.runs,
-            write_runs=not gather and tile.runs,
-            run=self._side(cache, copy.stream, run, rank),
-            run_load_mask=bounded + (", other=0" if bounded else ""),
-            run_store_mask=bounded,
-            read_cast=gather and cast,
-            write_cast=not gather and cast,
-            read_pieces=gather and in_pieces,
-            write_pieces=not gather and in_pieces,
-            pieces=tuple(Piece(i, 8 * i * cache.access) for i in range(1, count)),
-            piece_type=f"tl.uint{8 * cache.access}",
-            bits_type=f"tl.uint{8 * cache.itemsize}",
+            comment=self._comment(copy, side.in_pieces),
+            value_type=value_type,
+            dense=self._side(dense, copy.stream, variables, rank, value_type),
+            cache=side,
+            mask_definition=named,
+            masks=masks,
+            encoded=encoding is not None,
+            encode=encoder(encoding) if encoding else "",
+            encode_limits=limits(encoding) if encoding else "",
+            decode=decoder(encoding) if encoding else "",
+            scaled=copy.scale is not None,
+            scale=self._scale(copy, tile, variables) if copy.scale else None,
         )
 
-    def _masks(self, stream: str, load: list[str], store: list[str], bounds: list[str]) -> dict[str, str]:
-        """Mask arguments of a load and a store; one that both share and that is long gets a name."""
-        loads, stores = " & ".join([*load, *bounds]), " & ".join([*store, *bounds])
-        shared = loads == stores and " & " in loads
-        named = f"{stream}_mask" if shared else ""
-        return {
-            "mask_definition": f"{named} = {loads}" if shared else "",
-            "load_mask": f", mask={named or loads}, other=0" if loads else "",
-            "store_mask": f", mask={named or stores}" if stores else "",
-        }
+    def _scale(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> ScaleContext:
+        """Where the scale lies and what it is made of; its tile has sides of one where the values' has others."""
+        scale = self.layout.stream(copy.stream).scale
+        rank = len(tile.order)
+        own = {("group" if a.name == "dim" and a.step > 1 else a.name) for a in scale.axes}
+        kept = [name for name in tile.order if name in own or (name == "token" and (scale.dynamic or "slot" in own))]
+        seen = dict(variables)
+        bounds = []
+        for name in kept:
+            if name == "group":
+                extent = -(-self.layout.stream(copy.stream).axes[-1].extent // self.layout.stream(copy.stream).group)
+                index = f"{index_name(self.layout, copy.stream, 'dim')}_group"
+                seen["dim"] = Variable(index, tile.order.index("group"))
+                if tile.sides[tile.order.index("group")] != extent:
+                    bounds.append(f"({index} < {extent}){subscript(tile.order.index('group'), rank)}")
+            elif name == "head" and (bound := self._bound(copy.stream, "head")):
+                bounds.append(f"(head < {bound}){subscript(tile.order.index('head'), rank)}")
+        token = "token" in kept
+        guarded = [f"valid{subscript(variables['token'].position, rank)}"] if token and self.tiled else []
+        _, masks = self._masks(f"{copy.stream}_scale", guarded, guarded, bounds, named=False)
+        side = self._side(copy.scale, copy.stream, seen, rank, scale_type(scale), scale)
+        return build_scale(scale, copy.stream, side, masks, magnitude(copy.stream, tile, kept))
+
+    def _bound(self, stream: str, axis: str) -> str | None:
+        return self.bounds.get((stream, axis))
+
+    def _masks(
+        self, stream: str, load: list[str], store: list[str], bounds: list[str], named: bool = True
+    ) -> tuple[str, Masks]:
+        """The definition of a mask that is long and used twice, and the mask arguments of loads and stores."""
+        loads, stores, runs = (" & ".join([*guards, *bounds]) for guards in (load, store, []))
+        shared = named and loads == stores and " & " in loads
+        definition = f"{stream}_mask = {loads}" if shared else ""
+        if shared:
+            loads = stores = f"{stream}_mask"
+        texts = [f", mask={text}" if text else "" for text in (loads, stores, runs)]
+        other = [f"{text}, other=0" if text else "" for text in texts]
+        return definition, Masks(load=other[0], store=texts[1], run_load=other[2], run_store=texts[2])
 
     def _comment(self, copy: Copy, in_pieces: bool) -> str:
         cache = self.plan.cache_view(copy).tensor
         route = f"{copy.stream} to {cache}" if self.plan.kind == "append" else f"{copy.stream} from {cache}"
+        if encoding := self.layout.stream(copy.stream).encoding:
+            route += f", {describe(encoding)}"
         return f"{route}, in pieces: its rows are not aligned" if in_pieces else route
 
     def _fill(self, fill: Fill) -> FillContext:
@@ -301,7 +288,7 @@ class _Builder:
             bounds.append(f"(tl.arange(0, {side}) < {fill.size}){tail}")
         return FillContext(
             comment=f"{fill.size} bytes of padding in {fill.view.tensor}",
-            pointers=self._side(fill.view, stream.name, variables, rank).elements,
+            pointers=self._side(fill.view, stream.name, variables, rank, "tl.uint8").elements,
             side=side,
             value=fill.value,
             subscript=tail,
@@ -319,12 +306,35 @@ class _Builder:
         masks = []
         for axis in self.layout.stream(stream).axes if axes is None else axes:
             name = index_name(self.layout, stream, axis.name)
+            if axis.name == "dim" and "group" in tile.order:
+                variables[axis.name], found = self._grouped(stream, axis, name, tile)
+                masks += found
+                continue
             place = tile.order.index(axis.name) if axis.name in tile.order else None
             variables[axis.name] = Variable(name, place)
             bound = self._define(stream, axis, name, 1 if place is None else tile.sides[place])
             if bound:
+                self.bounds[stream, axis.name] = bound
                 masks.append(f"({name} < {bound}){subscript(place, rank)}")
         return variables, masks
+
+    def _grouped(self, stream: str, axis: Axis, name: str, tile: Tile) -> tuple[Variable, list[str]]:
+        """The index variable of an axis cut in groups, which takes two axes of the tile, and its masks."""
+        rank, size = len(tile.order), self.layout.stream(stream).group
+        places = tile.order.index("group"), tile.order.index("group") + 1
+        sides = tile.sides[places[0]], tile.sides[places[1]]
+        wide = ".to(tl.int64)" if axis.name in self.wide else ""
+        self.definitions[f"{name}_group"] = f"tl.arange(0, {sides[0]}){wide}"
+        self.definitions[f"{name}_lane"] = f"tl.arange(0, {sides[1]})"
+        self.definitions[name] = f"{name}_group[:, None] * {size} + {name}_lane[None, :]"
+        constant, variable = extent_name(self.layout, stream, axis.name), Variable(name, places)
+        masks = []
+        if sides[0] * size != axis.extent:
+            self.constants[constant] = str(axis.extent)
+            masks.append(f"({name} < {constant}){subscript(places, rank)}")
+        if sides[1] != size:
+            masks.append(f"({name}_lane < {size}){subscript(places[1], rank)}")
+        return variable, masks
 
     def _define(self, stream: str, axis: Axis, name: str, side: int | None) -> str | None:
         """Define the index variable of an axis; returns the bound to mask it with where its side is padded."""
@@ -349,21 +359,49 @@ class _Builder:
             self.constants[constant] = str(axis.extent)
         return None if exact else constant
 
-    def _side(self, view: View, stream: str, variables: dict[str, Variable], rank: int) -> Side:
-        extents = extents_of(self.layout, stream)
-        steps = coalesce(self.layout, view.steps)
-        names = {step.dim: self._stride(view, stream, step.dim, extents) for step in steps if step.dim is not None}
+    def _side(
+        self,
+        view: View,
+        stream: str,
+        variables: dict[str, Variable],
+        rank: int,
+        value_type: str,
+        scale: Scale | None = None,
+    ) -> Side:
+        extents, steps = extents_of(self.layout, stream), coalesce(self.layout, view.steps)
+        if scale:
+            view, extents = regroup(view, scale, extents)
+            steps = coalesce(self.layout, view.steps)
+        names = {s.dim: self._stride(view, stream, s.dim, extents, scale) for s in steps if s.dim is not None}
         found = address(self.layout, view, variables, extents, names, rank)
-        elements = " + ".join([f"{view.tensor}_ptr", *found.elements])
-        return Side(elements, "".join(f" + {term}" for term in found.values))
+        in_pieces = view.access < view.itemsize
+        return Side(
+            elements=" + ".join([f"{view.tensor}_ptr", *found.elements]),
+            values="".join(f" + {term}" for term in found.values),
+            value_type=value_type,
+            cast=view.unit != view.itemsize and not in_pieces,
+            in_pieces=in_pieces,
+            pieces=tuple(Piece(i, 8 * i * view.access) for i in range(1, view.itemsize // view.access)),
+            piece_type=f"tl.uint{8 * view.access}",
+            bits_type=f"tl.uint{8 * view.itemsize}",
+        )
 
-    def _stride(self, view: View, stream: str, dim: int, extents: dict[str, int | None]) -> str:
+    def _stride(
+        self, view: View, stream: str, dim: int, extents: dict[str, int | None], scale: Scale | None = None
+    ) -> str:
         """The name of a tensor's stride, registered as an argument."""
         buffer = next((b for b in self.layout.buffers if b.name == view.tensor), None)
-        if buffer is None:
-            name = f"{view.tensor}_stride_{'head' if dim else 'token'}"
-        else:
+        if buffer is not None:
             name = f"{view.tensor}_stride_{dim_name(buffer.place.dims[dim], extents)}"
+        elif scale is not None:
+            name = f"{view.tensor}_stride_{scale.axes[dim].name}"
+        else:
+            name = f"{view.tensor}_stride_{'head' if dim else 'token'}"
+        if scale is not None and name not in self.strides:
+            self.strides[name] = Arg(name, "i64", f"{view.tensor}.stride({dim})", "stride", False)
+            return name
+        if name in self.strides:
+            return name if self.strides[name].value.endswith(")") else f"{name} * STRIDE_UNIT"
         unit = self.stride_unit
         divisible = all(factor % (16 * unit) == 0 for factor in stride_factors(self.layout, view, stream, dim))
         value = f"{view.tensor}.stride({dim})" + (" // stride_unit" if unit > 1 else "")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvgen.axes import Digit, product
+from kvgen.emit.args import argument_scales
 from kvgen.emit.docs import function_doc
 from kvgen.emit.kernel import Kernel
 from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, tuple_text
-from kvgen.layout import Buffer, Dim, Layout, Record, Stream, leaves_of
+from kvgen.layout import Buffer, Dim, Layout, Record, Scale, Stream, leaves_of
 from kvgen.plan import Plan
 from kvgen.schedule import FEW_TOKENS
+
+DECODED_DTYPES = "(torch.float32, torch.bfloat16, torch.float16)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,15 @@ class StreamCheck:
     dtypes: str
     assign: str
     exact: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleCheck:
+    """What a scale that is handed in must be."""
+
+    name: str
+    shape: str
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,7 @@ class Function:
     sizes: tuple[Size, ...]
     buffers: tuple[BufferCheck, ...]
     streams: tuple[StreamCheck, ...]
+    scales: tuple[ScaleCheck, ...]
     outs: tuple[Out, ...]
     count: int
     first_out: str
@@ -75,6 +88,7 @@ class Function:
     grid: str
     arguments: tuple[str, ...]
     tensors: tuple[str, ...]  # those handed to the kernel, then, in a kept launch, what else changes from call to call
+    handed: str  # the tensors as the kernel takes them
     index: str
     addresses: str
     numbers: str
@@ -93,7 +107,7 @@ class Function:
 def build_function(layout: Layout, kernel: Kernel) -> Function:
     """The launcher of one kernel."""
     plan = kernel.plan
-    held = [b for b in layout.buffers if any(plan.cache_view(c).tensor == b.name for c in plan.copies)]
+    held = [b for b in layout.buffers if any(b.name in plan.tensors_of(copy) for copy in plan.copies)]
     streams = tuple(_stream_check(layout, plan, copy.stream) for copy in plan.copies)
     summary, doc = function_doc(layout, plan)
     parameters = tuple(_parameters(layout, plan, held))
@@ -109,6 +123,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
             BufferCheck(b.name, tuple_text(shape_parts(layout, b)), _dtypes(layout, b), _align(plan, b)) for b in held
         ),
         streams=streams,
+        scales=tuple(_scale_check(layout, scale) for scale in argument_scales(layout, plan)),
         outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=True)),
         count=len(plan.copies),
         first_out=f"_outs(out, {len(plan.copies)})[0]" if len(plan.copies) > 1 else "out",
@@ -117,9 +132,12 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         kernel=kernel,
         grid=_grid(layout, kernel),
         arguments=tuple(arg.value for arg in kernel.args),
-        tensors=tuple(arg.value for arg in kernel.args if arg.role in ("pointer", "optional")),
+        tensors=tuple(arg.name.removesuffix("_ptr") for arg in kernel.args if arg.role in ("pointer", "optional")),
+        handed=", ".join(arg.value for arg in kernel.args if arg.role in ("pointer", "optional")),
         index="".join(f", {arg.value}" for arg in kernel.args if arg.role == "index"),
-        addresses=", ".join(f"{arg.value}.data_ptr()" for arg in kernel.args if arg.role == "pointer"),
+        addresses=", ".join(
+            f"{arg.name.removesuffix('_ptr')}.data_ptr()" for arg in kernel.args if arg.role == "pointer"
+        ),
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"1 if num_tokens <= {FEW_TOKENS} else {kernel.schedule.tokens}",
         strided=tuple(dict.fromkeys(v.tensor for c in plan.copies for v in (c.source, c.destination))),
@@ -139,19 +157,30 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     )
 
 
+def _scale_check(layout: Layout, scale: Scale) -> ScaleCheck:
+    stream = scale.name.partition(".")[0]
+    shape = []
+    for axis in scale.axes:
+        name = num_layers_text(layout) if axis.name == "layer" else extent_name(layout, stream, axis.name)
+        shape.append(str(axis.count) if axis.step > 1 else name.lower() if axis.extent is None else name)
+    return ScaleCheck(scale.argument, tuple_text(shape or ["1"]), f"torch.{scale.dtype}")
+
+
 def _out(layout: Layout, plan: Plan, check: StreamCheck, stream: str) -> Out:
     buffer = layout.buffer(plan.cache_view(next(c for c in plan.copies if c.stream == stream)).tensor)
     dtypes = layout.stream(stream).dtypes
     dtype = f"{buffer.name}.dtype" if buffer.dtypes == dtypes else f"torch.{dtypes[0]}"
-    if _chosen(layout, buffer, stream):
-        dtype = f"dtype or {dtype}"
+    if layout.stream(stream).encoding:
+        dtype = f"dtype or torch.{dtypes[0]}"
+    elif _chosen(layout, buffer, stream):
+        dtype = f"dtype if dtype in {dtypes_name(layout, layout.stream(stream))} else {dtype}"
     return Out(check.variable, f"(num_tokens, {check.shape.strip('(),')})", dtype)
 
 
 def _chosen(layout: Layout, buffer: Buffer, stream: str) -> bool:
     """Whether the type of what is gathered is the caller's to choose: bytes do not tell."""
     dtypes = layout.stream(stream).dtypes
-    return buffer.dtypes != dtypes and len(dtypes) > 1
+    return layout.stream(stream).encoding is not None or (buffer.dtypes != dtypes and len(dtypes) > 1)
 
 
 def num_layers_text(layout: Layout) -> str:
@@ -169,12 +198,14 @@ def dtypes_name(layout: Layout, stream: Stream) -> str:
 
 def _dtypes(layout: Layout, buffer: Buffer) -> str:
     leaf = layout.leaf(leaves_of(buffer.place)[0])
-    return dtypes_name(layout, layout.stream(leaf.stream)) if buffer.dtypes == leaf.dtypes else "(torch.uint8,)"
+    if buffer.dtypes == leaf.dtypes == layout.stream(leaf.stream).dtypes and leaf.name == leaf.stream:
+        return dtypes_name(layout, layout.stream(leaf.stream))
+    return tuple_text([f"torch.{dtype}" for dtype in buffer.dtypes])
 
 
 def _align(plan: Plan, buffer: Buffer) -> int:
     """Bytes that addresses must be a multiple of, where a byte tensor is read and written in wider pieces."""
-    views = [plan.cache_view(copy) for copy in plan.copies]
+    views = [view for copy in plan.copies for view in copy.views]
     return max([v.access for v in views if v.tensor == buffer.name and v.unit < v.access], default=1)
 
 
@@ -257,7 +288,10 @@ def _stream_check(layout: Layout, plan: Plan, name: str) -> StreamCheck:
     for axis in stream.axes:
         text = extent_name(layout, name, axis.name)
         shape.append(text.lower() if axis.extent is None else text)
-    dtypes = f"({buffer.name}.dtype,)" if buffer.dtypes == stream.dtypes else dtypes_name(layout, stream)
+    if stream.encoding:
+        dtypes = dtypes_name(layout, stream) if plan.kind == "append" else DECODED_DTYPES
+    else:
+        dtypes = f"({buffer.name}.dtype,)" if buffer.dtypes == stream.dtypes else dtypes_name(layout, stream)
     variable = plan.dense_view(copy).tensor
     headless = all(axis.name != "head" for axis in stream.axes)
     return StreamCheck(
@@ -279,6 +313,7 @@ def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
         "requests": ["block_table", "seq_lens", "cu_seq_lens"],
     }[plan.placement]
     names += [slots.remap] if slots.remap else []
+    names += [scale.argument for scale in argument_scales(layout, plan)]
     names += ["request_ids=None"] if plan.placement == "positions" else []
     keywords = ["starts=None", "total_tokens=None"] if plan.placement == "requests" else []
     keywords += ["layer"] if layout.layers else []

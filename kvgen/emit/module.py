@@ -7,6 +7,7 @@ from typing import Any
 
 from kvgen import sizes
 from kvgen.emit.docs import module_doc
+from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, fp8_formats, helpers
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.launch import Function, build_function, dtypes_name, num_layers_text, shape_parts
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, tuple_text
@@ -59,6 +60,10 @@ class Module:
     allocate_result: str
     allocations: tuple[Allocation, ...]
     allocation_names: tuple[str, ...]
+    scaled: bool
+    uses_codes: bool
+    codes: dict[str, bool]
+    fp8: tuple[Fp8, ...]
     several: bool
     headless: bool
     indexed: bool
@@ -83,6 +88,10 @@ def build_module(layout: Layout) -> Module:
         allocate_result=f": {', '.join(b.name for b in layout.buffers)}" if several else "",
         allocations=tuple(_allocation(layout, buffer) for buffer in layout.buffers),
         allocation_names=tuple(buffer.name for buffer in layout.buffers),
+        scaled=any(stream.scale and not stream.scale.stored for stream in layout.streams),
+        uses_codes=bool(helpers(layout)),
+        codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},
+        fp8=fp8_formats(layout),
         several=len(layout.streams) > 1,
         headless=any(all(a.name != "head" for a in s.axes) for s in layout.streams),
         indexed=layout.layers is not None or layout.slots.shard is not None,
@@ -155,9 +164,15 @@ def _allocate_parameters(layout: Layout) -> list[str]:
         for axis in stream.axes:
             if axis.extent is None:
                 keywords.append(extent_name(layout, stream.name, axis.name).lower())
-    open_dtypes = [b.dtypes[0] for b in layout.buffers if len(b.dtypes) > 1]
+    open_dtypes = [b.dtypes[0] for b in layout.buffers if _open_dtype(layout, b)]
     keywords += [f"dtype=torch.{open_dtypes[0]}"] if open_dtypes else []
     return [num_blocks_name(layout), "*", *dict.fromkeys(keywords), "device=None"]
+
+
+def _open_dtype(layout: Layout, buffer: Buffer) -> bool:
+    """Whether a buffer takes the type of what is put in: several are accepted, and it is not codes."""
+    leaf = layout.leaf(leaves_of(buffer.place)[0])
+    return len(buffer.dtypes) > 1 and buffer.dtypes == layout.stream(leaf.stream).dtypes
 
 
 def _allocation(layout: Layout, buffer: Buffer) -> Allocation:
@@ -167,5 +182,5 @@ def _allocation(layout: Layout, buffer: Buffer) -> Allocation:
         width = content.size // buffer.unit
         shape[-1] = str(buffer.place.pitch // buffer.unit)
         cut = f"[..., :{width}]"
-    dtype = "dtype" if len(buffer.dtypes) > 1 else f"torch.{buffer.dtypes[0]}"
+    dtype = "dtype" if _open_dtype(layout, buffer) else f"torch.{buffer.dtypes[0]}"
     return Allocation(buffer.name, tuple_text(shape), dtype, cut)

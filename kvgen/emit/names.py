@@ -15,12 +15,15 @@ TRITON_TYPES = {
     "int8": "i8",
     "float8_e4m3fn": "fp8e4nv",
     "float8_e5m2": "fp8e5",
+    "float8_e4m3fnuz": "fp8e4b8",
+    "float8_e5m2fnuz": "fp8e5b16",
+    "float8_e8m0fnu": "u8",
 }
 
 
 def one_dim(layout: Layout) -> bool:
-    """Whether all streams have the same extent of ``dim``."""
-    return len({stream.axes[-1] for stream in layout.streams}) == 1
+    """Whether all streams have the same extent of ``dim``, in groups of the same size."""
+    return len({(stream.axes[-1], stream.group) for stream in layout.streams}) == 1
 
 
 def extent_name(layout: Layout, stream: str, axis: str) -> str:

@@ -1,0 +1,244 @@
+"""Encodings in kernels: which functions make and read codes, and what a scale is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvgen.axes import Digit
+from kvgen.emit.sections import Masks, ScaleContext, Side
+from kvgen.layout import Encoding, Layout, Scale
+from kvgen.plan import View
+from kvgen.schedule import Tile
+
+FP8 = {
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+    "float8_e4m3fnuz": "fp8_e4m3fnuz",
+    "float8_e5m2fnuz": "fp8_e5m2fnuz",
+}
+WIDE = {"float32": "tl.float32", "float16": "tl.float16", "bfloat16": "tl.bfloat16"}
+
+
+def code_type(encoding: Encoding) -> str:
+    """What codes are in a kernel: a byte each, or the type a value is cast to."""
+    return WIDE.get(encoding.code, "tl.uint8")
+
+
+def scale_type(scale: Scale) -> str:
+    """What a stored scale is in a kernel."""
+    return WIDE.get(scale.dtype, "tl.uint8")
+
+
+def encoder(encoding: Encoding) -> str:
+    """The function that makes codes of float32 values."""
+    if encoding.code in WIDE:
+        return f"_to_{encoding.code}"
+    if encoding.code == "int8":
+        return f"_int8_codes_{encoding.rounding}"
+    return f"_{FP8[encoding.code]}_codes"
+
+
+def limits(encoding: Encoding) -> str:
+    """What an encoder takes beside the values: the codes that integers are clamped to."""
+    return "".join(f", {float(limit)!r}" for limit in encoding.clamp) if encoding.code == "int8" else ""
+
+
+def decoder(encoding: Encoding) -> str:
+    """The function that reads codes as float32 values."""
+    if encoding.code in WIDE:
+        return "_to_float32"
+    return "_int8_values" if encoding.code == "int8" else f"_{FP8[encoding.code]}_values"
+
+
+def describe(encoding: Encoding) -> str:
+    """A few words on an encoding, for a comment."""
+    if encoding.scale is None:
+        return f"cast to {encoding.code}"
+    axes = [f"{axis.step} dims" if axis.step > 1 else axis.name for axis in encoding.scale.axes]
+    per = " and ".join(["token" if name == "slot" else name for name in axes if name != "block"]) or "tensor"
+    kind = "a" if encoding.scale.dynamic else "a given"
+    return f"{encoding.mode} with {kind} scale per {per}"
+
+
+def magnitude(stream: str, tile: Tile, kept: Sequence[str]) -> str:
+    """The largest magnitude of the values under each scale, over the axes of the tile that share one."""
+    text = f"_magnitude({stream})"
+    if not kept:
+        return f"tl.max({text})" if tile.order else text
+    for i in reversed(range(len(tile.order))):
+        if tile.order[i] not in kept:
+            text = f"tl.max({text}, axis={i}, keep_dims=True)"
+    return text
+
+
+def regroup(view: View, scale: Scale, extents: dict[str, int | None]) -> tuple[View, dict[str, int | None]]:
+    """The view of a scale with ``dim`` counted in its groups, and the extents to print it with."""
+    group = next((axis for axis in scale.axes if axis.name == "dim"), None)
+    if group is None or group.step == 1:
+        return view, extents
+    steps = tuple(
+        replace(s, digit=Digit("dim", s.digit.div // group.step, s.digit.size)) if s.digit.axis == "dim" else s
+        for s in view.steps
+    )
+    return replace(view, steps=steps), extents | {"dim": group.count}
+
+
+def build_scale(scale: Scale, stream: str, side: Side, masks: Masks, largest: str) -> ScaleContext:
+    """Everything a section says of its scale."""
+    e8m0 = scale.dtype == "float8_e8m0fnu"
+    stored_as = {
+        "float32": "",
+        "float16": "_to_scale_float16",
+        "bfloat16": "_to_scale_bfloat16",
+        "float8_e4m3fn": "_fp8_e4m3_codes",
+        "float8_e8m0fnu": f"_e8m0_codes_{scale.exponent}",
+    }[scale.dtype]
+    divide = f"_over({stream}, scale)"
+    if scale.arithmetic == "multiply":
+        inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
+        divide = f"_times({stream}, {inverse}, scale)"
+    return ScaleContext(
+        side=side,
+        masks=masks,
+        dynamic=scale.dynamic,
+        magnitude=largest,
+        code_range=repr(float(scale.code_range)),
+        floor=repr(float(scale.floor)),
+        floor_on_amax=scale.floor_on == "amax",
+        floor_on_scale=scale.floor_on == "scale",
+        pow2=scale.grid == "pow2" and not e8m0,
+        grid=f"_pow2_{scale.exponent}",
+        stored_as=stored_as,
+        rounds=bool(stored_as),
+        decode={"float8_e4m3fn": "_fp8_e4m3_values", "float8_e8m0fnu": "_e8m0_values"}.get(scale.dtype, "_to_float32"),
+        as_stored=scale.encode == "stored",
+        divide=divide,
+        inverse=scale.given == "inverse",
+    )
+
+
+def helpers(layout: Layout) -> frozenset[str]:
+    """Names of the device functions that a module's kernels call, those that they call in turn included."""
+    used: set[str] = set()
+    for stream in layout.streams:
+        encoding, scale = stream.encoding, stream.scale
+        if encoding is None:
+            continue
+        used |= {encoder(encoding), decoder(encoding), "_rounded", "_to_float32"}
+        if scale is None:
+            continue
+        context = build_scale(scale, stream.name, Side(""), Masks("", "", "", ""), "")
+        used |= {context.stored_as, context.decode, context.divide.partition("(")[0]}
+        if scale.dynamic:
+            used |= {"_magnitude", context.grid if context.pow2 else ""}
+    if used & {"_to_scale_bfloat16", "_rounded"}:
+        used.add("_to_bfloat16")
+    return frozenset(used - {""})
+
+
+CODE_FUNCTIONS = (
+    "_magnitude",
+    "_over",
+    "_times",
+    "_pow2_ceil",
+    "_pow2_floor",
+    "_to_float32",
+    "_to_float16",
+    "_to_bfloat16",
+    "_rounded",
+    "_to_scale_float16",
+    "_to_scale_bfloat16",
+    "_e8m0_codes_ceil",
+    "_e8m0_codes_floor",
+    "_e8m0_values",
+    "_int8_codes_even",
+    "_int8_codes_away",
+    "_int8_values",
+)
+"""The device functions of ``templates/kernels/codes.py.j2``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """The constants of an 8-bit float: how a float32's bits become its code, and back."""
+
+    name: str
+    dtype: str
+    shift: int  # bits of float32's mantissa that are rounded off
+    rebias: int
+    smallest_normal: str  # as float32 bits
+    magic_bits: str  # the power of two that small values are added to, as float32 bits
+    magic: str
+    largest: str
+    nan: str
+    negative_zero: bool
+    has_infinity: bool
+    is_nan: str
+
+    @property
+    def half(self) -> str:
+        return f"0x{(1 << self.shift - 1) - 1:X}"
+
+    @property
+    def mantissa_bits(self) -> int:
+        return 23 - self.shift
+
+    @property
+    def mantissa_mask(self) -> int:
+        return (1 << self.mantissa_bits) - 1
+
+    @property
+    def widen(self) -> int:
+        return self.shift
+
+    @property
+    def bias_bits(self) -> str:
+        return f"0x{self.rebias << self.shift:X}"
+
+    @property
+    def smallest(self) -> str:
+        exponent = (int(self.smallest_normal, 16) >> 23) - 127 - self.mantissa_bits
+        return repr(2.0**exponent)
+
+
+FP8_FORMATS = {
+    "fp8_e4m3": Fp8(
+        "fp8_e4m3", "e4m3", 20, 960, "0x3C800000", "0x46800000", "16384.0", "0x7E", "0x7F", True, False, "size == 0x7F"
+    ),
+    "fp8_e5m2": Fp8("fp8_e5m2", "e5m2", 21, 448, "0x38800000", "0x43000000", "128.0", "0x7B", "0x7F", True, True, ""),
+    "fp8_e4m3fnuz": Fp8(
+        "fp8_e4m3fnuz",
+        "e4m3fnuz",
+        20,
+        952,
+        "0x3C000000",
+        "0x46000000",
+        "8192.0",
+        "0x7F",
+        "0x80",
+        False,
+        False,
+        "code == 0x80",
+    ),
+    "fp8_e5m2fnuz": Fp8(
+        "fp8_e5m2fnuz",
+        "e5m2fnuz",
+        21,
+        444,
+        "0x38000000",
+        "0x42800000",
+        "64.0",
+        "0x7F",
+        "0x80",
+        False,
+        False,
+        "code == 0x80",
+    ),
+}
+
+
+def fp8_formats(layout: Layout) -> tuple[Fp8, ...]:
+    """The 8-bit floats that a module's kernels make or read."""
+    used = helpers(layout)
+    return tuple(f for name, f in FP8_FORMATS.items() if used & {f"_{name}_codes", f"_{name}_values"})

@@ -1,0 +1,99 @@
+"""The sections of a copying kernel, as its template is handed them: one per stream, with every decision taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One access, but the first, of a value that is reached in pieces: its index and its shift in bits."""
+
+    index: int
+    shift: int
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a copy: a pointer in tensor elements, and what is added once it points to values.
+
+    Where the tensor holds bytes the pointer is cast to ``value_type``, or values are reached in ``pieces`` of
+    ``piece_type`` that make up ``bits_type``. ``run`` is the pointer where the tokens are a run of slots in one block.
+    """
+
+    elements: str
+    values: str = ""
+    value_type: str = ""
+    cast: bool = False
+    in_pieces: bool = False
+    pieces: tuple[Piece, ...] = ()
+    piece_type: str = ""
+    bits_type: str = ""
+    runs: bool = False
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Mask arguments, ready to follow a pointer; those of a run leave the tokens out."""
+
+    load: str
+    store: str
+    run_load: str
+    run_store: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleContext:
+    """The scale of an encoded stream.
+
+    ``magnitude`` reduces the values of the tile to the largest magnitude under each scale.
+    """
+
+    side: Side
+    masks: Masks
+    dynamic: bool
+    magnitude: str
+    code_range: str
+    floor: str
+    floor_on_amax: bool
+    floor_on_scale: bool
+    pow2: bool
+    grid: str  # the function that puts a scale on its grid of powers of two
+    stored_as: str  # the function that rounds a scale to its own type
+    rounds: bool  # whether the stored scale is not the exact one
+    as_stored: bool  # whether it is the stored one that encodes
+    decode: str  # the function that reads a stored scale
+    divide: str  # the values over their scale
+    inverse: bool  # whether the inverse is handed in
+
+
+@dataclass(frozen=True, slots=True)
+class CopyContext:
+    """One stream's section of a kernel."""
+
+    stream: str
+    comment: str
+    value_type: str
+    dense: Side
+    cache: Side
+    mask_definition: str
+    masks: Masks
+    encoded: bool
+    encode: str
+    encode_limits: str
+    decode: str
+    scaled: bool
+    scale: ScaleContext | None
+
+
+@dataclass(frozen=True, slots=True)
+class FillContext:
+    """Padding that is written with its token."""
+
+    comment: str
+    pointers: str
+    side: int
+    value: int
+    subscript: str
+    mask: str
