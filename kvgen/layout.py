@@ -37,13 +37,14 @@ class Scale:
     """What codes are multiplied by to give values: decoded = code · scale.
 
     ``axes`` are those it varies over, in logical order (none: one for the whole tensor). A ``stored`` scale is a leaf
-    of that ``name`` (``key.scale``): every dynamic one is, and a static one that varies over block or slot. The others
-    are arguments of the generated functions, called ``argument`` (``key_scale``): a dimension per axis, ``[1]`` for none.
+    of that ``name`` (``key.scale``): every dynamic one is, and a static one that varies over block or slot. Others are
+    arguments of the generated functions, called ``argument`` (``key_scale``): a dimension per axis, ``[1]`` for none.
 
-    A dynamic scale is amax / ``code_range``, floored (``floor`` on ``amax`` or on the ``scale``; None: no floor), put on
-    its grid (``any`` or ``pow2``, the exponent by ``ceil`` or ``floor``) and rounded to ``dtype``. ``arithmetic``: codes
-    are x / scale, or x · (1 / scale). ``given``: an argument is the scale, or its inverse. ``encode``: codes are made
-    with the scale as ``stored``, or with the ``exact`` one.
+    A dynamic scale is amax / ``code_range``, floored (``floor`` on ``amax`` or on the ``scale``; None: no floor), put
+    on its grid (``any`` or ``pow2``, the exponent by ``ceil`` or ``floor``) and rounded to ``dtype``. ``arithmetic``:
+    codes are x / scale, or x · (1 / scale). ``given``: an argument is the scale, or its inverse. ``encode``: codes are
+    made with the scale as ``stored``, or with the ``exact`` one. ``scale`` is a static one that this one is counted in:
+    decoded = code · scale · scale.scale.
     """
 
     name: str
@@ -59,6 +60,9 @@ class Scale:
     arithmetic: Literal["divide", "multiply"] = "divide"
     given: Literal["scale", "inverse"] = "scale"
     encode: Literal["stored", "exact"] = "stored"
+    scale: Scale | None = (
+        None  # a static one, handed in, that this one is counted in: decoded = code · scale · scale.scale
+    )
 
     @property
     def argument(self) -> str:
@@ -66,11 +70,25 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
+class Zero:
+    """What lies under the codes: the ``minimum`` of the group, added to code · scale, or the ``point`` that codes 0.
+
+    It varies over the axes of the scale and is stored as a leaf of that ``name`` (``key.zero``). ``clamped`` is the
+    variant that clamps the zero point without extending the range to 0, as some engines do.
+    """
+
+    name: str
+    kind: Literal["minimum", "point"]
+    dtype: str
+    clamped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Encoding:
     """How the values of a stream become codes.
 
-    ``mode`` is ``cast`` (to the codes' own type, no scale) or a mode of ``kvgen.quant``; ``code`` is the element type of
-    the codes; integers are rounded as ``rounding`` says and clamped to ``clamp``.
+    ``mode`` is ``cast`` (to the codes' own type, no scale) or a mode of ``kvgen.quant``; ``code`` is the element type
+    of the codes; integers are rounded as ``rounding`` says and clamped to ``clamp``.
     """
 
     mode: str
@@ -78,6 +96,8 @@ class Encoding:
     rounding: Literal["even", "away"] = "even"
     clamp: tuple[int, int] | None = None
     scale: Scale | None = None
+    zero: Zero | None = None
+    rotate: bool = False  # a Hadamard rotation over ``dim`` before anything else; reading turns back
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +137,15 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class Holds:
-    """Values of one leaf, or of two that take turns over the ``kv`` axis (0 being the first)."""
+    """Values of one leaf, or of two that take turns over the ``kv`` axis (0 being the first).
+
+    Codes narrower than a byte lie ``pack.size`` together in ``itemsize`` bytes, low bits first: ``pack`` is the digit
+    that counts them there, and the dims of the place count what is left of its axis.
+    """
 
     leaves: tuple[str, ...]
     itemsize: int
+    pack: Digit | None = None
 
 
 @dataclass(frozen=True, slots=True)
