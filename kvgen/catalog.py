@@ -100,7 +100,10 @@ CATALOG: dict[str, Entry] = {
     ),
     "KV202": Entry(
         title="A key is missing",
-        cause="Every layout has `name`, `block_size` and `buffers`; every place has either `holds` or `fields`.",
+        cause=(
+            "Every layout has `name`, `block_size` and `buffers`; every place has either `holds` or `fields`; every "
+            "`quant` has a `mode`, and but for mxfp8 a `per` in its scale."
+        ),
         example=("buffers:\n  kv_cache: {order: block slot head dim}"),
         cure="Add the key.",
     ),
@@ -113,18 +116,19 @@ CATALOG: dict[str, Entry] = {
     "KV204": Entry(
         title="Not supported yet",
         cause=(
-            "The key belongs to the language, but this version of kvgen does nothing with it: encodings, "
-            "fused appends and transfers among them."
+            "The word belongs to the language, but this version of kvgen does nothing with it: codes of fewer than "
+            "eight bits, zero points, rotations, scales that are shared or scaled themselves, static scales that lie "
+            "in a buffer, fused appends, transfers and regions."
         ),
-        example=("streams:\n  key: {quant: {mode: int8}}\n  value: key"),
-        cure="Leave the key out, or use a version that supports it.",
+        example=("streams:\n  key: {quant: {mode: int4, scale: {per: token head, source: dynamic}}}\n  value: key"),
+        cure="Do without it, or use a version that supports it.",
     ),
     "KV205": Entry(
         title="A name that cannot be used",
         cause=(
             "Names of layouts, streams, buffers, params and tables become names in generated Python: "
             "identifiers of ASCII letters, digits and `_`; no keywords, no names of axes, of generated "
-            "functions or of their other arguments, and each once."
+            "functions or of their other arguments, and each once. The scale of a stream `key` is called `key_scale`."
         ),
         example=(
             "buffers:\n"
@@ -167,11 +171,51 @@ CATALOG: dict[str, Entry] = {
         example="slots: {shard: {world: 4, interleave: 3}}",
         cure="Choose an interleave that divides block_size; where block_size is dynamic, 1.",
     ),
+    "KV210": Entry(
+        title="An encoding that cannot be",
+        cause=(
+            "A stream has `store` and `quant` both, is cast to the one type it comes in, or takes values that are no "
+            "float32, float16 or bfloat16."
+        ),
+        example=("streams:\n  key: {dtype: float16, store: float16}\n  value: key"),
+        cure="Keep one of the two keys; leave `store` out where values are stored as they come.",
+    ),
+    "KV211": Entry(
+        title="A key of an encoding that means nothing there",
+        cause=(
+            "The key says how something is done that is not done here: how a static scale is computed, how a dynamic "
+            "one is handed in, how floats are rounded or clamped. Defaults may always be written."
+        ),
+        example=("streams:\n  key: {quant: {mode: fp8_e4m3, clamp: [-127, 127], scale: {per: []}}}\n  value: key"),
+        cure="Leave the key out, or correct what the message says it depends on.",
+    ),
+    "KV212": Entry(
+        title="Numbers past the codes of an encoding",
+        cause="`range`, the code that the largest magnitude meets, or `clamp` is past the largest code there is.",
+        example=(
+            "streams:\n"
+            "  key: {quant: {mode: fp8_e4m3, scale: {per: token, range: 500}}}\n"
+            "  value: key\n"
+            "buffers:\n"
+            "  kv_cache: {holds: [key, value], order: block kv slot head dim}\n"
+            "  scales: {holds: [key.scale, value.scale], order: block kv slot}"
+        ),
+        cure="Choose numbers that the codes reach; the default is the largest of them.",
+    ),
+    "KV213": Entry(
+        title="A dynamic scale that tokens share",
+        cause=(
+            "Append computes a dynamic scale from the values of a token. Where tokens share it, a later one would "
+            "change the scale of those that are stored already, and their codes would have to be made anew."
+        ),
+        example=("streams:\n  key: {quant: {mode: fp8_e4m3, scale: {per: head, source: dynamic}}}\n  value: key"),
+        cure="Let the scale vary over `token`, or hand it in: `source: static`.",
+    ),
     "KV301": Entry(
         title="A spelling mistake in an order",
         cause=(
             "An order is a list of terms such as `block`, `dim//8`, `slot%4`, `(block slot)` and `1`, with "
-            "spaces between them."
+            "spaces between them. `per` of a scale is a list of axes, of `dim//32` and of `token//32`."
         ),
         example=("buffers:\n  kv_cache: {holds: [key, value], order: 'block, kv, slot, head, dim'}"),
         cure="Correct the term; the caret shows it.",
@@ -187,7 +231,10 @@ CATALOG: dict[str, Entry] = {
     ),
     "KV303": Entry(
         title="A split that does not divide",
-        cause="`axis//n` and `axis%n` cut an axis into equal parts, so n must divide what is left of it.",
+        cause=(
+            "`axis//n` and `axis%n` cut an axis into equal parts, so n must divide what is left of it. Groups of a "
+            "scale may leave a short one at the end; then they are not split further."
+        ),
         example=("buffers:\n  kv_cache: {holds: [key, value], order: block kv head dim//48 slot dim%48}"),
         cure="Choose a number that divides the extent.",
     ),
@@ -202,7 +249,10 @@ CATALOG: dict[str, Entry] = {
     ),
     "KV305": Entry(
         title="A part of an axis is covered twice",
-        cause="Two terms above a stream cover the same part of an axis, or cut it in ways that do not fit together.",
+        cause=(
+            "Two terms above a stream cover the same part of an axis, or cut it in ways that do not fit together; or "
+            "`per` names an axis twice."
+        ),
         example=("buffers:\n  kv_cache: {holds: [key, value], order: block kv slot head dim//8 dim%16}"),
         cure="Remove one of the terms, or make the parts meet: `dim//8` goes with `dim%8`.",
     ),
@@ -210,7 +260,7 @@ CATALOG: dict[str, Entry] = {
         title="An axis that a stream does not have",
         cause=(
             "A term above a stream names an axis over which it does not vary: a `head` above a stream with "
-            "`head: none`."
+            "`head: none`, or above a scale per token. Or `per` names an axis that the stream has not."
         ),
         example=(
             "streams:\n"
@@ -219,7 +269,7 @@ CATALOG: dict[str, Entry] = {
             "buffers:\n"
             "  kv_cache: {holds: [key, value], order: block kv slot head dim}"
         ),
-        cure="Move the term below, to the streams that have the axis.",
+        cure="Move the term below, to the streams and scales that have the axis, or correct `per`.",
     ),
     "KV307": Entry(
         title="A pair that is none",
@@ -290,10 +340,10 @@ CATALOG: dict[str, Entry] = {
         cure="Give every stream the `layer` axis, or none.",
     ),
     "KV401": Entry(
-        title="A stream stored nowhere",
-        cause="No buffer holds the stream.",
+        title="A stream or a scale stored nowhere",
+        cause="No buffer holds the stream, or the scale that append computes for it.",
         example=("buffers:\n  key_cache: {holds: key, order: block slot head dim}"),
-        cure="Name it in a buffer, or remove it from `streams`.",
+        cure="Name it in a buffer, or remove the stream from `streams`; a scale may be static.",
     ),
     "KV402": Entry(
         title="A stream stored twice",
@@ -339,5 +389,20 @@ CATALOG: dict[str, Entry] = {
             "buffers:\n  kv_cache: {order: block slot, fields: [{key: head dim}, {value: head dim}, {pad: 2147483647}]}"
         ),
         cure="Divide the record between several buffers.",
+    ),
+    "KV407": Entry(
+        title="A scale that is an argument, in a buffer",
+        cause=(
+            "A static scale that varies over neither block nor slot is handed to the generated functions. In a buffer "
+            "lie the scales that vary over them."
+        ),
+        example=(
+            "streams:\n"
+            "  key: {quant: {mode: fp8_e4m3, scale: {per: head, source: static}}}\n"
+            "  value: key\n"
+            "buffers:\n"
+            "  kv_cache: {order: block slot head, fields: [key, key.scale, value, value.scale]}"
+        ),
+        cure="Leave it out of the buffers, or let it vary over `token`.",
     ),
 }

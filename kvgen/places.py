@@ -13,7 +13,7 @@ from kvgen.names import AXES, KEYS
 from kvgen.orders import Group, OrderError, Term, digits, parse_order
 from kvgen.source import Location, Source
 from kvgen.spec import PadSpec, PlaceSpec
-from kvgen.suggest import suggestion
+from kvgen.suggest import known_here, suggestion
 from kvgen.values import LARGEST
 
 _CONTIGUOUS = {"request": "block", "position": "slot"}
@@ -103,7 +103,8 @@ class Places:
             message = f"`{name}` is static, an argument of the generated functions and nothing that is stored"
             self._report("KV407", message, self.source.at(location), hint)
         elif stream in self.known.leaves:
-            hint = "`.scale` and `.zero` belong to streams with an encoding"
+            stored = [leaf.name for leaf in self.known.leaves.values() if leaf.stream == stream]
+            hint = known_here(stored) if len(stored) > 1 else "`.scale` belongs to streams with `quant`"
             self._report("KV206", f"stream `{stream}` has no `{name}`", self.source.at(location), hint)
         else:
             self.misnamed = True
@@ -225,7 +226,8 @@ class Places:
             axes = {a.name: a for a in (*leaf.axes, _KV, self.known.layers)}
             axes["token"] = axes["slot"]
             if axis not in axes:
-                self._report("KV306", f"`{term.axis}` above `{leaf.name}`, which does not vary over it", span)
+                hint = f"place it outside, or name `{axis}` in its `per`" if leaf.name != leaf.stream else None
+                self._report("KV306", f"`{term.axis}` above `{leaf.name}`, which does not vary over it", span, hint)
                 return None
             extents, step = {name: a.reach for name, a in axes.items()}, axes[axis].step
             try:

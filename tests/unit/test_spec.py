@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from kvgen.diagnostics import KvgenError
+from kvgen.quant import MODES
 from kvgen.resolve import load_text
 from kvgen.source import parse
-from kvgen.spec import RESERVED, PadSpec, PlaceSpec, Spec, StreamSpec, read_spec, schema
-from kvgen.values import ITEMSIZE
+from kvgen.spec import RESERVED, PadSpec, PlaceSpec, QuantSpec, ScaleSpec, Spec, StreamSpec, read_spec, schema
+from kvgen.values import CASTS, ITEMSIZE, RESERVED_MODES, SCALE_DTYPES, STORED_ITEMSIZE
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = sorted((ROOT / "layouts").glob("*.yaml"))
@@ -64,14 +65,79 @@ def test_spellings_of_fields(spelling: str, place: PlaceSpec | PadSpec):
     assert spec(text).buffers["pool"].fields == [place]
 
 
+INSIDE = {
+    Spec: BASE + TAIL + "KEY: all\n",
+    PlaceSpec: BASE + TAIL.replace("}}", ", KEY: [layer]}}"),
+    StreamSpec: BASE + "streams: {key: {KEY: hadamard}, value: }\n" + TAIL,
+    QuantSpec: BASE + "streams: {key: {quant: {mode: int8, KEY: 1}}, value: }\n" + TAIL,
+    ScaleSpec: BASE + "streams: {key: {quant: {mode: int8, scale: {per: [], KEY: 1}}}, value: }\n" + TAIL,
+}
+
+
 @pytest.mark.parametrize("key", sorted(RESERVED))
-def test_keys_of_later_capabilities_are_told_apart_from_typing_errors(key: str):
-    if RESERVED[key] == ("streams",):
-        text = BASE + f"streams:\n  key: {{{key}: 1}}\n  value: {{}}\n" + TAIL
-    else:
-        text = BASE + TAIL + f"{key}: all\n"
-    assert codes(text) == ["KV204"]
-    assert codes(BASE + TAIL + f"slots: {{{key}: 1}}\n") == ["KV201"]
+@pytest.mark.parametrize("model", INSIDE)
+def test_keys_of_later_capabilities_are_told_apart_from_typing_errors(key: str, model: type):
+    if key in model.model_fields:
+        return
+    assert codes(INSIDE[model].replace("KEY", key)) == ["KV204" if model in RESERVED[key] else "KV201"]
+
+
+@pytest.mark.parametrize("mode", RESERVED_MODES)
+def test_modes_of_later_capabilities_are_told_apart_from_typing_errors(mode: str):
+    text = BASE + "streams: {key: {quant: {mode: MODE, scale: {per: token}}}, value: }\n" + TAIL
+    assert mode not in MODES
+    assert codes(text.replace("MODE", mode)) == ["KV204"]
+    assert codes(text.replace("MODE", mode + "_")) == ["KV203"]
+
+
+def test_an_encoding_is_as_it_is_written():
+    stream = "dim: 64, quant: {mode: int8, round: away, clamp: [-128, 127], scale: SCALE}"
+    every = "per: token head dim//32, source: dynamic, dtype: e8m0, grid: pow2, exponent: floor, range: 120, "
+    every += "floor: {amax: 1e-4}, arithmetic: multiply, given: inverse, encode: exact"
+    found = spec(BASE + f"streams: {{key: {{{stream.replace('SCALE', '{' + every + '}')}}}}}\n" + TAIL).streams["key"]
+    quant, scale = found.quant, found.quant.scale
+    assert (found.store, quant.mode, quant.round, quant.clamp) == (None, "int8", "away", (-128, 127))
+    assert (scale.per, scale.source, scale.dtype) == ("token head dim//32", "dynamic", "e8m0")
+    assert (scale.grid, scale.exponent, scale.range, scale.floor) == ("pow2", "floor", 120.0, ("amax", 1e-4))
+    assert (scale.arithmetic, scale.given, scale.encode) == ("multiply", "inverse", "exact")
+    for spelling, per in {"[]": (), "[token, head]": ("token", "head"), "''": "", "dim": "dim"}.items():
+        text = BASE + f"streams: {{key: {{quant: {{mode: int8, scale: {{per: {spelling}, floor: none}}}}}}}}\n" + TAIL
+        scale = spec(text).streams["key"].quant.scale
+        assert (scale.per, scale.floor, scale.source) == (per, ("none", 0.0), None)
+    assert spec(BASE + "streams: {key: {store: float8_e5m2}}\n" + TAIL).streams["key"].store == "float8_e5m2"
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("range", ["1.17549436e-38", "448", "3.4028234e38"], ["1e-38", "0", "-1", "3.5e38", "1e999", "true", "'1'"]),
+        ("floor", ["{scale: 1.17549436e-38}", "{amax: 1}", "none"], ["{}", "{scale: 0}", "{amax: 1e39}", "1.0", "no"]),
+        ("floor", ["{amax: 1.0e-4}"], ["{amax: 1, scale: 1}", "{mean: 1}", "{scale: true}", "[1]"]),
+        ("per", ["[]", "head"], ["1", "true", "[1]", "{}"]),
+    ],
+)
+def test_values_of_a_scale(key: str, good: list[str], bad: list[str]):
+    text = BASE + "streams: {key: {quant: {mode: int8, scale: {KEY: VALUE}}}, value: }\n" + TAIL
+    for value in good:
+        assert read_spec(parse(text.replace("KEY", key).replace("VALUE", value), "f")).problems == (), value
+    for value in bad:
+        assert codes(text.replace("KEY", key).replace("VALUE", value)) == ["KV203"], value
+
+
+@pytest.mark.parametrize(
+    ("clamp", "wrong"),
+    [
+        ("[-1, 1]", False),
+        ("[0, 1]", True),
+        ("[-1, 0]", True),
+        ("[-1]", True),
+        ("[-1.0, 1]", True),
+        ("[-1, 1, 2]", True),
+    ],
+)
+def test_a_clamp_has_two_sides(clamp: str, wrong: bool):
+    text = BASE + f"streams: {{key: {{quant: {{mode: int8, clamp: {clamp}, scale: {{per: []}}}}}}}}\n" + TAIL
+    assert [problem.code for problem in read_spec(parse(text, "f")).problems] == ["KV203"] * wrong
 
 
 def test_schedule_is_carried_along():
@@ -123,6 +189,11 @@ def test_schema_takes_shipped_layouts(path: Path, validator):
         "buffers: {pool: {order: 1, align: 4, fields: [{order: slot, fields: [{holds: [key, value], order: kv}]}]}}",
         "block_size: dynamic\naxes: {head: dynamic, layer: 3}\nparams: {x: 8}",
         "slots: {dtype: int32, skip: 0, remap: table, shard: {world: 2}}\nschedule: {append: {heads: all}}",
+        "streams: {key: {store: float16}, value: {quant: {mode: mxfp8}}}",
+        "streams: {key: {quant: {mode: int8, round: away, clamp: [-128, 127], scale: {per: [token, dim//32]}}}}",
+        "streams: {key: {quant: {mode: int8, scale: {per: [], dtype: e4m3, range: 100, floor: {amax: 1.0e-4}}}}}",
+        "streams: {key: {quant: {mode: int8, scale: {per: dim, floor: none, given: inverse, encode: exact}}}}",
+        "buffers: {pool: {order: block, fields: [{key: slot dim}, {key.scale: slot}, key.scale]}}",
     ],
 )
 def test_schema_takes_shorthands(text: str, validator):
@@ -140,6 +211,13 @@ def test_schema_takes_shorthands(text: str, validator):
         "block_size: 0",
         "axes: {heads: 8}",
         "quant: {}",
+        "streams: {key: {store: int8}}",
+        "streams: {key: {quant: {}}}",
+        "streams: {key: {quant: {mode: int4}}}",
+        "streams: {key: {quant: {mode: int8, scale: {floor: 1.0}}}}",
+        "streams: {key: {quant: {mode: int8, scale: {floor: {amax: 1, scale: 1}}}}}",
+        "streams: {key: {quant: {mode: int8, scale: {scale: {}}}}}",
+        "streams: {key: {quant: {mode: int8, clamp: [1]}}}",
     ],
 )
 def test_schema_refuses_mistakes(text: str, validator):
@@ -148,4 +226,11 @@ def test_schema_refuses_mistakes(text: str, validator):
 
 def test_item_sizes_are_those_of_torch():
     torch = pytest.importorskip("torch")
-    assert {name: getattr(torch, name).itemsize for name in ITEMSIZE} == ITEMSIZE
+    assert {name: getattr(torch, name).itemsize for name in STORED_ITEMSIZE} == STORED_ITEMSIZE
+    assert ITEMSIZE.items() <= STORED_ITEMSIZE.items()
+
+
+def test_every_type_of_codes_and_scales_has_a_size():
+    used = {*CASTS, *SCALE_DTYPES.values()}
+    used |= {dtype for mode in MODES.values() for dtype in (mode.code, mode.scale_dtype)}
+    assert used <= STORED_ITEMSIZE.keys()
