@@ -34,11 +34,37 @@ class FakeModule:
         sources, rest = self._take(args, streams)
         names = [b for b in self.buffers if set(self._held(b)) & set(streams)]
         buffers, rest = self._take(tuple(rest), names)
-        slots, *remap = rest
-        self.write(sources, buffers, slots, remap=remap[0] if remap else None, **options)
+        slots, *rest = rest
+        self.write(sources, buffers, slots, **self._tables(streams, rest, options))
 
     def _held(self, buffer: str) -> tuple[str, ...]:
-        return leaves_of(self.layout.buffer(buffer).place)
+        """The streams that have something in a buffer."""
+        return tuple(self.layout.leaf(leaf).stream for leaf in leaves_of(self.layout.buffer(buffer).place))
+
+    def _tables(self, streams: list[str], rest: list[Any], options: dict[str, Any]) -> dict[str, Any]:
+        """Options of the reference: the remap table and the static scales that stand behind the slots, or are named."""
+        wanted = [s.encoding.scale for s in self.layout.streams if s.name in streams and s.encoding]
+        names = [scale.argument for scale in wanted if scale and not scale.stored]
+        remap = [rest.pop(0)] if self.layout.slots.remap else [None]
+        scales = dict(zip(names, rest, strict=False))
+        given = {name: value for name, value in options.items() if name.endswith("_scale")}
+        if surplus := [*rest[len(names) :], *(given.keys() - names), *(given.keys() & scales.keys())]:
+            raise TypeError(f"unexpected {surplus}")
+        scales |= given
+        for name in names:
+            shape = self._scale_shape(name)
+            scale = scales.get(name)
+            if not isinstance(scale, torch.Tensor) or scale.dtype != torch.float32 or scale.shape != shape:
+                raise TypeError(f"{name}: expected float32 {tuple(shape)}, got {scale}")
+            if scale.device.type == "meta":
+                raise ValueError(f"{name}: on the wrong device")
+        others = {name: value for name, value in options.items() if name not in given}
+        return others | {"remap": remap[0], "scales": scales}
+
+    def _scale_shape(self, argument: str) -> tuple[int, ...]:
+        scales = [s.encoding.scale for s in self.layout.streams if s.encoding and s.encoding.scale]
+        (scale,) = [s for s in scales if s.argument == argument]
+        return tuple(-(-axis.extent // axis.step) for axis in scale.axes) or (1,)
 
     def write(self, sources, buffers, slots, **options: Any) -> None:
         sources = {s: self._flat(s, x) for s, x in sources.items()}
@@ -53,10 +79,9 @@ class FakeModule:
     def append_positions(self, *args: Any, **options: Any) -> None:
         sources, rest = self._take(args, self.streams)
         buffers, rest = self._take(tuple(rest), self.buffers)
-        table, positions, *remap = rest
-        reference.append_positions(
-            self.layout, sources, buffers, table, positions, remap=remap[0] if remap else None, **options
-        )
+        table, positions, *rest = rest
+        options = self._tables(self.streams, rest, options)
+        reference.append_positions(self.layout, sources, buffers, table, positions, **options)
 
     def _packed(self, rows: dict[str, torch.Tensor]) -> Any:
         values = tuple(rows.values())
@@ -70,25 +95,15 @@ class FakeModule:
 
     def gather(self, *args: Any, **options: Any) -> Any:
         buffers, rest = self._take(args, self.buffers)
-        slots, *remap = rest
-        rows = reference.gather(
-            self.layout, buffers, slots, remap=remap[0] if remap else None, **self._outputs(options)
-        )
-        return self._packed(rows)
+        slots, *rest = rest
+        options = self._outputs(self._tables(self.streams, rest, options))
+        return self._packed(reference.gather(self.layout, buffers, slots, **options))
 
     def gather_paged(self, *args: Any, **options: Any) -> Any:
         buffers, rest = self._take(args, self.buffers)
-        table, lengths, bounds, *remap = rest
-        rows = reference.gather_paged(
-            self.layout,
-            buffers,
-            table,
-            lengths,
-            bounds,
-            remap=remap[0] if remap else None,
-            **self._outputs(options),
-        )
-        return self._packed(rows)
+        table, lengths, bounds, *rest = rest
+        options = self._outputs(self._tables(self.streams, rest, options))
+        return self._packed(reference.gather_paged(self.layout, buffers, table, lengths, bounds, **options))
 
     def slot_mapping(self, *args: Any, **options: Any) -> torch.Tensor:
         return reference.slot_mapping(self.layout, *args, **options)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from kvgen import reference
-from kvgen.harness.compare import Mismatch, Written, compare_bytes, compare_pool, compare_rows
+from kvgen.harness.compare import Mismatch, Written, adopt_nans, compare_bytes, compare_pool, compare_rows
 from kvgen.harness.pools import Pool, PoolFactory, random_bytes
+from kvgen.harness.values import random_values, static_scales
 from kvgen.layout import Layout, leaves_of
 
 RUN = 48
@@ -41,6 +42,8 @@ class Bench:
         self.device, self.sizes = pools.device, pools.sizes
         self.generator = torch.Generator().manual_seed(seed * 65_537 + zlib.crc32(case.encode()))
         self.streams = tuple(s.name for s in layout.streams)
+        self.encoded = frozenset(s.name for s in layout.streams if s.encoding)
+        self.scales = static_scales(layout, self.sizes, self.device, 0)
 
     @property
     def layer(self) -> int | None:
@@ -92,20 +95,27 @@ class Bench:
             count *= size
         return random_bytes(count, self.generator).view(dtype).view(*shape).to(self.device)
 
+    def values(self, stream: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """What a stream is fed, a row for each entry of the first dimension: bit patterns, or numbers to encode."""
+        if stream not in self.encoded or not shape[0]:
+            return self.random(shape, dtype)
+        return random_values(tuple(shape), dtype, self.generator).to(self.device)
+
     def sources(self, count: int, pool: Pool, style: str = "dense") -> dict[str, Tensor]:
         """``[count, *axes]`` of every stream: ``dense``, sliced from a ``fused`` QKV projection, from a tensor that
         joins the streams along ``dim`` (``joint``), or ``odd``, where a row starts at any element."""
         shapes = {s: self.sizes.stream_shape(self.layout, s) for s in self.streams}
         if style == "dense":
-            return {s: self.random((count, *shapes[s]), pool.dtypes[s]) for s in self.streams}
+            return {s: self.values(s, (count, *shapes[s]), pool.dtypes[s]) for s in self.streams}
         if style == "joint" and len({(shapes[s][:-1], pool.dtypes[s]) for s in self.streams}) == 1:
             first = shapes[self.streams[0]][:-1]
-            joined = self.random((count, *first, sum(x[-1] for x in shapes.values())), pool.dtypes[self.streams[0]])
+            shape = (count, *first, sum(x[-1] for x in shapes.values()))
+            joined = self.values(self.streams[0], shape, pool.dtypes[self.streams[0]])
             return dict(zip(self.streams, joined.split([x[-1] for x in shapes.values()], dim=-1), strict=True))
         query, result = 2 * shapes[self.streams[0]][-1] if style == "fused" else 3, {}
         for s in self.streams:
             width = torch.Size(shapes[s]).numel()
-            row = self.random((count, query + 2 * width + (style == "odd")), pool.dtypes[s])
+            row = self.values(s, (count, query + 2 * width + (style == "odd")), pool.dtypes[s])
             result[s] = row[:, query : query + width].unflatten(1, shapes[s])
         return result
 
@@ -114,15 +124,16 @@ class Bench:
         shapes = {s: self.sizes.stream_shape(self.layout, s) for s in self.streams}
         widths = [torch.Size(x).numel() for x in shapes.values()]
         query = 2 * widths[0]
-        fused = self.random((count, query + sum(widths)), pool.dtypes[self.streams[0]])
+        fused = self.values(self.streams[-1], (count, query + sum(widths)), pool.dtypes[self.streams[0]])
         parts = fused[:, query:].split(widths, dim=1)
         return {s: part.unflatten(1, shapes[s]) for s, part in zip(self.streams, parts, strict=True)}
 
     # Calls. Positional arguments are dicts in the documented order, so that a refusal can replace one by name.
 
     def holders(self, streams: Sequence[str]) -> tuple[str, ...]:
-        """Names of the buffers that hold any of the streams."""
-        return tuple(b.name for b in self.layout.buffers if set(leaves_of(b.place)) & set(streams))
+        """Names of the buffers that hold any of the streams, or their scales."""
+        leaves = {leaf.name for leaf in self.layout.leaves if leaf.stream in streams}
+        return tuple(b.name for b in self.layout.buffers if leaves.intersection(leaves_of(b.place)))
 
     def remap_args(self, remap: Tensor | None) -> dict[str, Tensor]:
         """The remap table where the layout has one; without a table given, every slot stands for itself."""
@@ -137,11 +148,23 @@ class Bench:
     def rank_args(self, rank: int) -> dict[str, int]:
         return {} if self.layout.slots.shard is None else {"rank": rank}
 
+    def scale_args(self, streams: Sequence[str] | None = None) -> dict[str, Tensor]:
+        """Static scales of the streams, by argument."""
+        names = [f"{s}_scale" for s in streams or self.streams]
+        return {name: self.scales[name] for name in names if name in self.scales}
+
     def dtype_args(self, pool: Pool) -> dict[str, torch.dtype]:
-        """The type to gather as, where values lie in bytes and the streams have one type."""
-        kinds = set(pool.dtypes.values())
-        raw = any(b.dtypes == ("uint8",) for b in self.layout.buffers)
+        """The type to gather as, where values lie in bytes as they came and the streams have one type."""
+        plain = [s for s in self.streams if s not in self.encoded]
+        kinds = {pool.dtypes[s] for s in plain}
+        raw = any(b.dtypes == ("uint8",) and set(plain) & set(leaves_of(b.place)) for b in self.layout.buffers)
         return {"dtype": kinds.pop()} if raw and len(kinds) == 1 else {}
+
+    def read_dtype(self, stream: str, pool: Pool, asked: torch.dtype | None) -> torch.dtype:
+        """The type a stream is gathered as."""
+        if stream not in self.encoded:
+            return pool.dtypes[stream]
+        return asked or getattr(torch, self.layout.stream(stream).dtypes[0])
 
     def block_size_args(self) -> dict[str, int]:
         return {} if self.layout.block_size is not None else {"block_size": self.sizes.block_size}
@@ -150,7 +173,7 @@ class Bench:
         streams = streams or self.streams
         args = {s: sources[s] for s in streams}
         args |= {b: pool.actual[b] for b in self.holders(streams)}
-        return args | {"slot_mapping": slots} | self.remap_args(remap)
+        return args | {"slot_mapping": slots} | self.remap_args(remap) | self.scale_args(streams)
 
     def append(
         self,
@@ -172,7 +195,7 @@ class Bench:
         held = {b: pool.expected[b] for b in self.holders(streams)}
         table = next(iter(self.remap_args(remap).values()), None)
         wanted = {s: sources[s] for s in streams}
-        reference.append(self.layout, wanted, held, slots, remap=table, **options)
+        reference.append(self.layout, wanted, held, slots, remap=table, scales=self.scales, **options)
         self.check(pool, slots, streams, table, options.get("layer"))
 
     def check(self, pool: Pool, slots: Tensor | None = None, streams=(), remap=None, layer=None) -> None:
@@ -185,14 +208,16 @@ class Bench:
         if not pool.written:
             self.pools.keep(pool)
 
-    def outputs(self, count: int, pool: Pool, style: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def outputs(
+        self, count: int, pool: Pool, style: str, asked: torch.dtype | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Poisoned ``out`` tensors ``[count, *axes]`` and the storages they lie in; ``strided`` ones have wide rows."""
         views, storages = {}, {}
         for s in self.streams:
             shape = self.sizes.stream_shape(self.layout, s)
             row = torch.Size(shape).numel()
             stride = row + (5 if style == "strided" else 0)
-            storages[s] = self.random((16 + count * stride + 16,), pool.dtypes[s])
+            storages[s] = self.random((16 + count * stride + 16,), self.read_dtype(s, pool, asked))
             rows = storages[s][16 : 16 + count * stride].view(count, stride)[:, :row]
             views[s] = rows.unflatten(1, shape)
         return views, storages
@@ -221,19 +246,21 @@ class Bench:
         zero_skipped: bool = False,
     ) -> dict[str, Tensor]:
         """Call a gathering function and ``expect`` (the reference's), compare rows, what is around them, and pool."""
-        options = options | self.dtype_args(pool)
-        shared = dict(options)
+        options = self.dtype_args(pool) | options
+        shared = options | {"scales": self.scales}
         if zero_skipped:
             options["zero_skipped"] = shared["zero_skipped"] = True
         storages: dict[str, Tensor] = {}
         if out is not None:
-            views, storages = self.outputs(count, pool, out)
+            views, storages = self.outputs(count, pool, out, options.get("dtype"))
             copies = {s: x.clone() for s, x in storages.items()}
             shared["out"] = {s: copies[s].as_strided(v.shape, v.stride(), v.storage_offset()) for s, v in views.items()}
             options["out"] = self.pack(views)
         result = self.unpack(getattr(self.module, function)(*args.values(), **options))
         wanted = expect(**shared)
         for s in self.streams:
+            if s in self.encoded:
+                adopt_nans(result[s], wanted[s])
             compare_rows(s, result[s], wanted[s], slots)
             if out is not None:
                 compare_rows(s, views[s], wanted[s], slots)
@@ -250,18 +277,19 @@ class Bench:
         layer: int | None = None,
         out: str | None = None,
         zero_skipped: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> dict[str, Tensor]:
         """Gather by slots; ``out`` is None, ``dense`` or ``strided``."""
         table = self.remap_args(remap)
         keep, numbers = reference.resolve_slots(self.layout, slots, self.sizes.slots, next(iter(table.values()), None))
         live = iter(numbers.tolist())
         rows = [next(live) if kept else None for kept in keep.tolist()]
-        args = {b.name: pool.actual[b.name] for b in self.layout.buffers} | {"slots": slots} | table
+        args = {b.name: pool.actual[b.name] for b in self.layout.buffers} | {"slots": slots} | table | self.scale_args()
 
         def expect(**options: Any) -> dict[str, Tensor]:
             return reference.gather(
                 self.layout, pool.expected, slots, remap=next(iter(table.values()), None), **options
             )
 
-        options = self.layer_args(layer)
+        options = self.layer_args(layer) | ({} if dtype is None else {"dtype": dtype})
         return self.read("gather", pool, args, options, len(slots), expect, rows, out, zero_skipped)

@@ -169,9 +169,10 @@ def _one_slot_twice(bench: Bench) -> None:
     args, options = bench.append_args(pool, sources, slots), bench.layer_args(None)
     bench.module.append(*args.values(), **options)
     table = next(iter(bench.remap_args(None).values()), None)
-    reference.append(bench.layout, sources, pool.expected, slots, remap=table, **options)
+    shared = options | {"remap": table, "scales": bench.scales}
+    reference.append(bench.layout, sources, pool.expected, slots, **shared)
     backwards = {s: x.flip(0) for s, x in sources.items()}
-    reference.append(bench.layout, backwards, other.expected, slots.flip(0), remap=table, **options)
+    reference.append(bench.layout, backwards, other.expected, slots.flip(0), **shared)
     for name, storage in pool.storages.items():
         first = other.storages[name].expected
         storage.expected = torch.where(storage.actual == first, first, storage.expected)
@@ -188,7 +189,8 @@ def _then_gather(bench: Bench) -> None:
     bench.append(pool, sources, bench.tensor(slots))
     rows = bench.gather(pool, bench.tensor(slots))
     for stream, source in sources.items():
-        compare_rows(stream, rows[stream], source, list(slots))
+        if stream not in bench.encoded:
+            compare_rows(stream, rows[stream], source, list(slots))
 
 
 def _one_head(bench: Bench) -> None:
@@ -201,7 +203,7 @@ def _one_head(bench: Bench) -> None:
     bench.module.append(*bench.append_args(pool, given, slots).values(), **bench.layer_args(None))
     table = next(iter(bench.remap_args(None).values()), None)
     options = bench.layer_args(None)
-    reference.append(bench.layout, sources, pool.expected, slots, remap=table, **options)
+    reference.append(bench.layout, sources, pool.expected, slots, remap=table, scales=bench.scales, **options)
     bench.check(pool, slots, bench.streams, table, options.get("layer"))
 
 
@@ -251,14 +253,15 @@ def _append_positions(bench: Bench, tables: Tables, places, rank: int, dtype: st
     sources = bench.sources(len(places) + 2, pool)
     args = bench.append_args(pool, sources, tables.table)
     args = {("block_table" if k == "slot_mapping" else k): v for k, v in args.items()}
+    args = {k: v for k, v in args.items() if k not in bench.scales}
     remap = args.pop(bench.layout.slots.remap) if bench.layout.slots.remap else None
     args["positions"] = bench.tensor(positions, dtype)
     ids = None if list(requests) == list(range(len(requests))) else bench.tensor(requests, dtype)
-    given = {} if remap is None else {bench.layout.slots.remap: remap}
+    given = ({} if remap is None else {bench.layout.slots.remap: remap}) | bench.scale_args()
     options = bench.layer_args(None) | bench.rank_args(rank)
     named = {} if ids is None else {"request_ids": ids}
     bench.module.append_positions(*(args | given).values(), **named, **options)
-    shared = {"remap": remap, "request_ids": ids, **options}
+    shared = {"remap": remap, "request_ids": ids, "scales": bench.scales, **options}
     reference.append_positions(bench.layout, sources, pool.expected, tables.table, args["positions"], **shared)
     request = bench.tensor(requests)
     slots = reference.locate(bench.layout, tables.table, request, bench.tensor(positions), bench.sizes.block_size, rank)
@@ -283,8 +286,9 @@ def _no_positions(bench: Bench) -> None:
     tables = Tables(bench)
     pool = bench.pool()
     args = bench.append_args(pool, bench.sources(0, pool), tables.table)
+    args = {k: v for k, v in args.items() if k not in bench.scales}
     remap = args.popitem() if bench.layout.slots.remap else None
-    values = [*args.values(), bench.tensor([]), *([remap[1]] if remap else [])]
+    values = [*args.values(), bench.tensor([]), *([remap[1]] if remap else []), *bench.scale_args().values()]
     result = bench.module.append_positions(*values, **bench.layer_args(None), **bench.rank_args(0))
     if result is not None:
         raise Mismatch(f"append_positions: expected None, got {type(result).__name__}")

@@ -143,6 +143,7 @@ def _paged(
     args: dict[str, Any] = {b.name: pool.actual[b.name] for b in bench.layout.buffers}
     args |= dict(zip(("block_table", "seq_lens", "cu_seq_lens"), given, strict=True))
     table = bench.remap_args(None)
+    scales = bench.scale_args()
     remap = next(iter(table.values()), None)
     options: dict[str, Any] = bench.layer_args(None) | bench.rank_args(rank)
     if starts is not None:
@@ -161,7 +162,7 @@ def _paged(
                 bench.layout, tables.table, bench.tensor([r]), position, bench.sizes.block_size, rank
             )
             rows[i] = int(slot) if int(position) < seq_lens[r] and int(slot) >= 0 else None
-    bench.read("gather_paged", pool, args | table, options, count, expect, rows, out, zero)
+    bench.read("gather_paged", pool, args | table | scales, options, count, expect, rows, out, zero)
 
 
 def _allocate(bench: Bench) -> None:
@@ -179,6 +180,7 @@ def _allocate(bench: Bench) -> None:
     for buffer, tensor in zip(layout.buffers, tensors, strict=True):
         shape = tensor_shape(layout, buffer, sizes)
         kind = torch.uint8 if buffer.dtypes == ("uint8",) else torch.bfloat16
+        data = tensor.unsqueeze(-1).view(torch.uint8)
         if tuple(tensor.shape) != shape:
             raise Mismatch(f"allocate: {buffer.name} expected shape {shape}, got {tuple(tensor.shape)}")
         wanted = [s for n, s in zip(shape, compact_strides(buffer, shape), strict=True) if n > 1]
@@ -187,5 +189,5 @@ def _allocate(bench: Bench) -> None:
             raise Mismatch(f"allocate: {buffer.name} expected strides {wanted}, got {strides}")
         if tensor.dtype != kind and getattr(torch, buffer.dtypes[0]) != tensor.dtype:
             raise Mismatch(f"allocate: {buffer.name} expected {kind}, got {tensor.dtype}")
-        if tensor.count_nonzero():
+        if data.count_nonzero():
             raise Mismatch(f"allocate: {buffer.name} is not zero")

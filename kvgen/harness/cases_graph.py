@@ -9,7 +9,7 @@ import torch
 
 from kvgen import reference
 from kvgen.harness.bench import Bench, Case
-from kvgen.harness.compare import compare_numbers, compare_rows
+from kvgen.harness.compare import adopt_nans, compare_numbers, compare_rows
 from kvgen.harness.tables import Tables
 from kvgen.layout import Layout
 
@@ -50,7 +50,7 @@ def _append(bench: Bench) -> None:
         for stream, fresh in bench.sources(TOKENS, pool).items():
             sources[stream].copy_(fresh)
         graph.replay()
-        reference.append(bench.layout, sources, pool.expected, slots, remap=table, **options)
+        reference.append(bench.layout, sources, pool.expected, slots, remap=table, scales=bench.scales, **options)
         bench.check(pool, slots, bench.streams, table, options.get("layer"))
 
 
@@ -58,6 +58,7 @@ def _gather(bench: Bench) -> None:
     pool = bench.pool()
     slots = bench.tensor([-1] * TOKENS)
     args = {b.name: pool.actual[b.name] for b in bench.layout.buffers} | {"slots": slots} | bench.remap_args(None)
+    args |= bench.scale_args()
     options = bench.layer_args(None) | bench.dtype_args(pool)
     table = next(iter(bench.remap_args(None).values()), None)
     graph, result = capture(lambda: bench.module.gather(*args.values(), **options))
@@ -65,8 +66,10 @@ def _gather(bench: Bench) -> None:
         live = bench.slots(TOKENS - 2)
         slots.copy_(bench.tensor([*live, *[-1] * (TOKENS - len(live))]))
         graph.replay()
-        wanted = reference.gather(bench.layout, pool.expected, slots, remap=table, **options)
+        wanted = reference.gather(bench.layout, pool.expected, slots, remap=table, scales=bench.scales, **options)
         for stream, rows in bench.unpack(result).items():
+            if stream in bench.encoded:
+                adopt_nans(rows, wanted[stream])
             compare_rows(stream, rows, wanted[stream], slots.tolist())
 
 
@@ -88,14 +91,13 @@ def _append_positions(bench: Bench) -> None:
     sources = bench.sources(tables.requests, pool)
     positions = bench.tensor([-1] * tables.requests)
     args = {s: sources[s] for s in bench.streams} | {b.name: pool.actual[b.name] for b in bench.layout.buffers}
-    args |= {"block_table": tables.table, "positions": positions} | bench.remap_args(None)
+    args |= {"block_table": tables.table, "positions": positions} | bench.remap_args(None) | bench.scale_args()
     options = bench.layer_args(None) | bench.rank_args(0)
     table = next(iter(bench.remap_args(None).values()), None)
     graph, _ = capture(lambda: bench.module.append_positions(*args.values(), **options))
     for _ in range(2):
         positions.copy_(bench.tensor(bench.shuffle(max(tables.length, tables.requests))[: tables.requests]))
         graph.replay()
-        reference.append_positions(
-            bench.layout, sources, pool.expected, tables.table, positions, remap=table, **options
-        )
+        shared = options | {"remap": table, "scales": bench.scales}
+        reference.append_positions(bench.layout, sources, pool.expected, tables.table, positions, **shared)
         bench.check(pool, None, bench.streams, table, options.get("layer"))

@@ -50,7 +50,7 @@ def refusal_cases(layout: Layout, device: str) -> Iterator[Case]:
 
 def _source_changes(layout: Layout, name: str) -> Iterator[tuple[str, Change]]:
     axes = layout.stream(name).axes
-    yield "dtype", lambda x: x.float()
+    yield "dtype", lambda x: x.double() if "float32" in layout.stream(name).dtypes else x.float()
     yield "integers", lambda x: x.view(torch.int16)
     yield "rank_low", lambda x: x.flatten(1) if x.dim() > 2 else x[0]
     yield "rank_high", lambda x: x.unsqueeze(1).expand(-1, 2, *[-1] * (x.dim() - 1))
@@ -139,6 +139,7 @@ def _append_case(argument: str, what: str, change: Change) -> Case:
 
 def _gather_args(bench: Bench, pool: Pool, slots: Tensor) -> tuple[dict[str, Any], dict[str, Any]]:
     args = {b.name: pool.actual[b.name] for b in bench.layout.buffers} | {"slots": slots} | bench.remap_args(None)
+    args |= bench.scale_args()
     options = bench.layer_args(None) | bench.dtype_args(pool)
     return args, options
 

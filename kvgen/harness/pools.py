@@ -84,7 +84,7 @@ def tensor_shape(layout: Layout, buffer: Buffer, sizes: Sizes) -> tuple[int, ...
     """The buffer's shape in elements: one dimension per dimension of its order, then its record."""
     shape = []
     for dim in buffer.place.dims:
-        digits = (d.size if d.size is not None else sizes.of(d.axis) // d.div for d in dim.digits)
+        digits = (d.size if d.size is not None else -(-sizes.of(d.axis) // d.div) for d in dim.digits)
         shape.append(math.prod(digits))
     if isinstance(buffer.place.content, Record):
         shape.append(buffer.place.content.size // buffer.unit)
@@ -263,7 +263,7 @@ class Storage:
 class Pool:
     """Tensors of all buffers of a layout, for the module (``actual``) and for the reference (``expected``).
 
-    ``dtypes`` are those of the streams' values; ``key`` is how it was asked for.
+    ``dtypes`` are those that the streams come in, and of plain ones those they lie in; ``key`` is how it was asked for.
     """
 
     key: tuple[str, int]
@@ -291,10 +291,21 @@ class PoolFactory:
 
     def variants(self) -> int:
         """How many choices of element types there are."""
-        lists = {s.dtypes for s in self.layout.streams}
+        lists = {s.dtypes for s in self.layout.streams if s.encoding is None}
         if len(lists) > 1 and any(_raw(b) for b in self.layout.buffers):
             return 1  # values come back as the first type of their stream: the caller names one type for all
-        return max(map(len, lists))
+        # Codes lie in buffers of types that have nothing to do with those the stream comes in.
+        codes = [self._sources(b) * len(b.dtypes) for b in self.layout.buffers if self._encoded(b)]
+        return max([*map(len, lists), *codes])
+
+    def _encoded(self, buffer: Buffer) -> bool:
+        leaves = map(self.layout.leaf, leaves_of(buffer.place))
+        return any(self.layout.stream(leaf.stream).encoding for leaf in leaves)
+
+    def _sources(self, buffer: Buffer) -> int:
+        """How many types its streams come in, at most."""
+        leaves = map(self.layout.leaf, leaves_of(buffer.place))
+        return max(len(self.layout.stream(leaf.stream).dtypes) for leaf in leaves)
 
     def make(self, geometry: str = "compact", variant: int = 0) -> Pool:
         """A fresh pool; ``variant`` picks among the accepted element types."""
@@ -302,11 +313,12 @@ class PoolFactory:
             return self._unwritten.pop((geometry, variant))
         pool = Pool((geometry, variant), self.sizes, {})
         for index, buffer in enumerate(self.layout.buffers):
-            kind = getattr(torch, buffer.dtypes[variant % len(buffer.dtypes)])
+            turn = variant // self._sources(buffer) if self._encoded(buffer) else variant
+            kind = getattr(torch, buffer.dtypes[turn % len(buffer.dtypes)])
             for name in leaves_of(buffer.place):
                 stream = self.layout.stream(self.layout.leaf(name).stream)
                 own = getattr(torch, stream.dtypes[variant % len(stream.dtypes)])
-                pool.dtypes[stream.name] = own if _raw(buffer) else kind
+                pool.dtypes[stream.name] = own if _raw(buffer) or stream.encoding else kind
             shape = tensor_shape(self.layout, buffer, self.sizes)
             grain = max(self.layout.leaf(n).itemsize for n in leaves_of(buffer.place)) // buffer.unit
             placement = GEOMETRIES[geometry](buffer, shape, Spread(index, grain))

@@ -9,6 +9,7 @@ import torch
 
 from kvgen.harness.bench import Bench, Case
 from kvgen.harness.cases_append import append_cases
+from kvgen.harness.cases_encoded import encoded_cases
 from kvgen.harness.cases_gather import gather_cases
 from kvgen.harness.cases_graph import graph_cases
 from kvgen.harness.cases_refuse import refusal_cases
@@ -24,6 +25,7 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
     found = [
         *append_cases(layout, variants),
         *gather_cases(layout, variants),
+        *encoded_cases(layout),
         *slot_cases(layout),
         *refusal_cases(layout, device),
     ]

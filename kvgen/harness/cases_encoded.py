@@ -1,0 +1,138 @@
+"""Cases of encoded streams: values at every edge, other scales, other output types, and scales that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvgen.harness.bench import Bench, Case
+from kvgen.harness.cases_refuse import refuse
+from kvgen.harness.pools import Pool
+from kvgen.harness.values import STATIC, edge_rows, static_scales
+from kvgen.layout import Layout, leaves_of
+
+OUTPUTS = ("float32", "bfloat16", "float16")
+TOKENS = 5
+
+EDGE_SCALES = (0, 2)
+"""Which static scales are tried on every edge: two that are no powers of two, and two that are."""
+
+Args = dict[str, Any]
+
+
+def encoded_cases(layout: Layout) -> Iterator[Case]:
+    """Every case of a layout; none where nothing is encoded."""
+    encoded = [s for s in layout.streams if s.encoding]
+    if not encoded:
+        return
+    scales = [s.encoding.scale for s in encoded if s.encoding.scale and not s.encoding.scale.stored]
+    for source in range(max(len(s.dtypes) for s in encoded)):
+        for turn in EDGE_SCALES if scales else (0,):
+            name = f"append/edges{source or ''}{f'_scales{turn}' if turn else ''}"
+            yield Case(name, "append", lambda bench, source=source, turn=turn: _edges(bench, source, turn))
+    for turn in range(1, len(STATIC) if scales else 1):
+        yield Case(f"append/scales{turn}", "append", lambda bench, turn=turn: _scales(bench, turn))
+    for output in OUTPUTS:
+        kind = getattr(torch, output)
+        if all(output in s.dtypes for s in _plain_in_bytes(layout)):
+            yield Case(f"gather/as_{output}", "gather", lambda bench, kind=kind: _gather(bench, kind, None))
+            yield Case(f"gather/out_{output}", "gather", lambda bench, kind=kind: _gather(bench, kind, "strided"))
+    for scale in scales:
+        for what, change in _changes():
+            yield from _refusals(scale.argument, what, change)
+    for stream in layout.streams:
+        argument = f"{stream.name}_scale"
+        if argument not in [s.argument for s in scales]:
+            yield from _refusals(argument, "superfluous", lambda args, name: args | {name: torch.ones(1)})
+
+
+def _plain_in_bytes(layout: Layout) -> list:
+    """Streams that are not encoded and lie in buffers of bytes: a caller's type says what they are."""
+    holders = {leaf: b for b in layout.buffers for leaf in leaves_of(b.place)}
+    return [s for s in layout.streams if s.encoding is None and holders[s.name].dtypes != s.dtypes]
+
+
+def _edges(bench: Bench, source: int, turn: int) -> None:
+    """A row for every edge, in as many calls as the pool's slots need."""
+    pool = bench.pool("compact", source)
+    bench.scales = static_scales(bench.layout, bench.sizes, bench.device, turn)
+    rows = {}
+    for name in bench.streams:
+        stream, shape = bench.layout.stream(name), bench.sizes.stream_shape(bench.layout, name)
+        if name in bench.encoded:
+            static = (
+                STATIC[(bench.streams.index(name) + turn) % len(STATIC)] if f"{name}_scale" in bench.scales else 1.0
+            )
+            rows[name] = edge_rows(stream, shape, pool.dtypes[name], static).to(bench.device)
+    count = max(map(len, rows.values()))
+    for name in bench.streams:
+        if name in rows:
+            rows[name] = rows[name][torch.arange(count, device=bench.device) % len(rows[name])]
+        else:
+            rows[name] = bench.random((count, *bench.sizes.stream_shape(bench.layout, name)), pool.dtypes[name])
+    live = bench.slots(bench.sizes.slots)
+    for start in range(0, count, len(live)):
+        some = {name: values[start : start + len(live)] for name, values in rows.items()}
+        slots = bench.tensor(live[: len(next(iter(some.values())))])
+        bench.append(pool, some, slots)
+        if hasattr(bench.module, "gather"):
+            bench.gather(pool, slots)
+
+
+def _scales(bench: Bench, turn: int) -> None:
+    """The same call with other scales: nothing is kept of those given before."""
+    pool = bench.pool()
+    for start in (turn, 0, turn):
+        bench.scales = static_scales(bench.layout, bench.sizes, bench.device, start)
+        slots = bench.slots(TOKENS)
+        bench.append(pool, bench.sources(len(slots), pool), bench.tensor(slots))
+    if hasattr(bench.module, "gather"):
+        bench.gather(pool, bench.tensor(slots))
+
+
+def _gather(bench: Bench, kind: torch.dtype, out: str | None) -> None:
+    """Every byte a pool may hold, NaN codes and scales that are no numbers included."""
+    slots = [*bench.slots(11), -1]
+    bench.gather(bench.pool(), bench.tensor(slots), dtype=kind, out=out)
+
+
+def _changes() -> Iterator[tuple[str, Callable[[Args, str], Args]]]:
+    def replaced(change: Callable[[Tensor], Any]) -> Callable[[Args, str], Args]:
+        return lambda args, name: args | {name: change(args[name])}
+
+    yield "missing", lambda args, name: {k: v for k, v in args.items() if k != name}
+    yield "none", replaced(lambda x: None)
+    yield "number", replaced(lambda x: 0.5)
+    yield "dtype", replaced(lambda x: x.double())
+    yield "half", replaced(lambda x: x.half() if x.dtype != torch.float16 else x.float())
+    yield "rank", replaced(lambda x: x.unsqueeze(0))
+    yield "scalar", replaced(lambda x: x.flatten()[0])
+    yield "longer", replaced(lambda x: torch.cat([x, x]))
+    yield "empty", replaced(lambda x: x[:0])
+    yield "device", replaced(lambda x: x.to("meta"))
+
+
+def _refusals(argument: str, what: str, change: Callable[[Args, str], Args]) -> Iterator[Case]:
+    named = None if what == "device" else argument
+
+    def call(bench: Bench, pool: Pool, function: str, args: Args, options: Args) -> None:
+        changed = change(args, argument)
+        keywords = {k: v for k, v in changed.items() if k.endswith("_scale")}
+        values = [v for k, v in changed.items() if k not in keywords]
+        refuse(bench, pool, named, lambda: getattr(bench.module, function)(*values, **keywords, **options))
+
+    def append(bench: Bench) -> None:
+        pool, slots = bench.pool(), bench.slots(TOKENS)
+        args = bench.append_args(pool, bench.sources(len(slots), pool), bench.tensor(slots))
+        call(bench, pool, "append", args, bench.layer_args(None))
+
+    def gather(bench: Bench) -> None:
+        pool, slots = bench.pool(), bench.tensor(bench.slots(TOKENS))
+        args = {b.name: pool.actual[b.name] for b in bench.layout.buffers} | {"slots": slots} | bench.remap_args(None)
+        call(bench, pool, "gather", args | bench.scale_args(), bench.layer_args(None) | bench.dtype_args(pool))
+
+    yield Case(f"append/refuses_{argument}_{what}", "append", append)
+    yield Case(f"gather/refuses_{argument}_{what}", "gather", gather)
