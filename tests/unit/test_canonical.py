@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -131,6 +132,85 @@ def test_summaries_survive(summary: str):
     layout = load_text(text + "buffers: {pool: {holds: [key, value], order: block kv slot dim}}\n")
     assert layout.summary == summary
     assert load_text(canonical(layout)) == layout
+
+
+def encoded(stream: str, buffers: str) -> str:
+    return f"name: s\naxes: {{head: 3, dim: 46}}\nblock_size: 4\nstreams:\n  key: {stream}\nbuffers: {{{buffers}}}\n"
+
+
+def test_encodings_say_what_their_mode_does_not_imply():
+    buffers = "c: {holds: key, order: token head dim}, s: {holds: key.scale, order: token dim//16 head}"
+    every = "per: [dim//16, head, slot, block], dtype: bfloat16, grid: pow2, exponent: floor, range: 64, "
+    every += "floor: {amax: 0.00001}, arithmetic: multiply, encode: exact"
+    stream = f"{{quant: {{mode: int8, round: away, clamp: [-128, 127], scale: {{{every}}}}}}}"
+    lines = canonical(load_text(encoded(stream, buffers))).splitlines()
+    assert lines[4] == (
+        "  key: {quant: {mode: int8, round: away, clamp: [-128, 127], scale: {per: token head dim//16, "
+        "source: dynamic, dtype: bfloat16, grid: pow2, exponent: floor, range: 64, floor: {amax: 1.0e-5}, arithmetic: multiply, "
+        "encode: exact}}}"
+    )
+    assert lines[-1] == "  s: {key.scale: (block slot) dim//16 head}"
+    defaults = (
+        "per: token head dim//32, source: dynamic, dtype: e8m0, grid: pow2, exponent: ceil, range: 448, floor: none"
+    )
+    stream = f"{{quant: {{mode: mxfp8, round: even, scale: {{{defaults}}}}}}}"
+    lines = canonical(load_text(encoded(stream, buffers.replace("16", "32")))).splitlines()
+    assert lines[4] == "  key: {quant: {mode: mxfp8, scale: {per: token head dim//32, source: dynamic}}}"
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [
+        ("{store: float8_e5m2}", "{store: float8_e5m2}"),
+        ("{quant: {mode: int8, scale: {per: []}}}", "{quant: {mode: int8, scale: {per: [], source: static}}}"),
+        (
+            "{quant: {mode: fp8_e5m2, scale: {per: dim//16, given: inverse, dtype: e4m3}}}",
+            "{quant: {mode: fp8_e5m2, scale: {per: dim//16, source: static, dtype: e4m3, given: inverse}}}",
+        ),
+    ],
+)
+def test_encodings_without_a_stored_scale(stream: str, expected: str):
+    lines = canonical(load_text(encoded(stream, "c: {holds: key, order: token head dim}"))).splitlines()
+    assert lines[4] == f"  key: {expected}"
+
+
+def test_streams_of_one_encoding_are_alike():
+    text = "name: s\naxes: {dim: 8}\nblock_size: 4\nstreams: {key: A, value: B}\n"
+    text += "buffers: {c: {order: token, fields: [key, value, key.scale, value.scale]}}\n"
+    text = text.replace("A", "{quant: {mode: int8, scale: {per: token}}}")
+    same = text.replace("B", "{quant: {mode: int8, scale: {per: [slot, block], source: dynamic}}}")
+    assert canonical(load_text(same)).splitlines()[5] == "  value: key"
+    other = text.replace("B", "{quant: {mode: int8, round: away, scale: {per: token}}}")
+    assert (
+        canonical(load_text(other)).splitlines()[5].startswith("  value: {head: none, quant: {mode: int8, round: away,")
+    )
+
+
+SCALES = [
+    *("per: []", "per: head", "per: dim//16", "per: layer", "per: head, dtype: float16, given: inverse"),
+    *("per: token", "per: token head", "per: token head dim//16", "per: token dim//5", "per: token dim"),
+    *("per: token, dtype: e8m0, exponent: floor", "per: token, dtype: e4m3, encode: exact, arithmetic: multiply"),
+    *("per: token head, grid: pow2, floor: {scale: 0.0001}, range: 100.5", "per: token, floor: none"),
+    "per: token, floor: {amax: 1.1754943508222875e-38}, range: 3.4e-38",
+]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("mode", ["fp8_e4m3", "fp8_e5m2", "fp8_e4m3fnuz", "fp8_e5m2fnuz", "int8", "mxfp8"])
+def test_encodings_read_back(mode: str, scale: str):
+    if mode == "mxfp8" and ("dtype: float16" in scale or "dtype: e4m3" in scale):
+        pytest.skip("mxfp8 has scales of one type")
+    words = scale.partition("per: ")[2].partition(",")[0]
+    stored = [word for word in words.split() if word not in ("token", "[]")] if "token" in words else None
+    buffers = "c: {holds: key, order: layer token head dim}"
+    for order in [None] if stored is None else [["token", *stored], [*reversed(stored), "token"]]:
+        place = f", s: {{holds: key.scale, order: layer {' '.join(order)}}}" if order else ""
+        layout = load_text(encoded(f"{{quant: {{mode: {mode}, scale: {{{scale}}}}}}}", buffers + place))
+        text = canonical(layout)
+        assert load_text(text) == layout, text
+        assert canonical(load_text(text)) == text
+        assert len(layout.leaves) == 1 + (order is not None)
+        yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("path", LAYOUTS, ids=lambda path: path.stem)

@@ -165,3 +165,28 @@ def test_an_axis_of_unknown_extent_is_whole():
     assert coverage(axis, []).missing == (whole,)
     assert coverage(axis, [whole]) == Coverage()
     assert coverage(axis, [whole, whole]).clash == (whole, whole)
+
+
+@pytest.mark.parametrize(("extent", "step"), [(12, 3), (12, 4), (12, 12), (10, 4), (7, 16)])
+def test_coverage_of_groups_against_brute_force(extent: int, step: int):
+    """Digits of groups are sound exactly if they give each group a number of its own, in order and without a gap."""
+    axis = Axis("dim", extent, step)
+    assert (axis.count, axis.reach) == (len(range(0, extent, step)), step * len(range(0, extent, step)))
+    parts = [Digit("dim", div, size) for div in (1, 2, *range(step, 25, step)) for size in (1, 2, 3, 4, 12)]
+    parts = [digit for digit in parts if axis.reach % (digit.div * digit.size) == 0]
+    for count in (1, 2):
+        for chosen in itertools.combinations_with_replacement(parts, count):
+            found = coverage(axis, chosen)
+            groups = [sum(digit.of(i) * digit.div for digit in chosen) for i in range(extent)]
+            sound = groups == [i // step * step for i in range(extent)]
+            assert (not found.missing and found.clash is None) == sound, chosen
+            if found.missing:
+                assert coverage(axis, (*chosen, *found.missing)) == Coverage(), chosen
+
+
+def test_what_is_missing_of_groups():
+    assert coverage(Axis("dim", 46, 16), []).missing == (Digit("dim", 16, 3),)
+    assert coverage(Axis("dim", 128, 16), [Digit("dim", 32, 2)]).missing == (Digit("dim", 64, 2), Digit("dim", 16, 2))
+    assert coverage(Axis("dim", 128, 128), []).missing == (Digit("dim", 128, 1),)
+    assert coverage(Axis("dim", 128, 32), [Digit("dim", 1, 128)]).clash is not None
+    assert (Axis("dim", None, 1).count, Axis("dim", None, 1).reach) == (None, None)
