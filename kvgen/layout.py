@@ -286,3 +286,12 @@ def leaves_of(place: Place | Pad) -> tuple[str, ...]:
     if isinstance(place.content, Holds):
         return place.content.leaves
     return tuple(name for field in place.content.fields for name in leaves_of(field.content))
+
+
+def holders(place: Place | Pad) -> tuple[Holds, ...]:
+    """Every place of leaves under a place, in storage order."""
+    if isinstance(place, Pad):
+        return ()
+    if isinstance(place.content, Holds):
+        return (place.content,)
+    return tuple(held for field in place.content.fields for held in holders(field.content))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvgen.axes import Digit
 from kvgen.layout import Buffer, Dim, Field, Holds, Layout, Pad, Place, Record, Scale, Stream, leaves_of
@@ -23,19 +23,26 @@ def lower(layout: Layout) -> tuple[Plan, ...]:
     fills = {buffer.name: tuple(_fills(layout, buffer)) for buffer in layout.buffers}
     names = tuple(stream.name for stream in layout.streams)
 
-    def scale(name: str) -> View | None:
+    def params(name: str) -> dict[str, View]:
+        """Where the scale of a stream lies, its zero and the scale of its scale."""
         encoding = layout.stream(name).encoding
         if encoding is None or encoding.scale is None:
-            return None
-        return cache[encoding.scale.name] if encoding.scale.stored else argument_view(encoding.scale)
+            return {}
+        scale = encoding.scale
+        found = {"scale": cache[scale.name] if scale.stored else argument_view(scale)}
+        if encoding.zero:
+            found["zero"] = cache[encoding.zero.name]
+        if scale.scale:
+            found["outer"] = argument_view(scale.scale)
+        return found
 
     def append(name: str, streams: tuple[str, ...], placement: str = "slots") -> Plan:
-        copies = tuple(Copy(s, dense_view(layout.stream(s), s), cache[s], scale(s)) for s in streams)
+        copies = tuple(Copy(s, dense_view(layout.stream(s), s), cache[s], **params(s)) for s in streams)
         touched = dict.fromkeys(view.tensor for copy in copies for view in copy.views if view.tensor in fills)
         return Plan(name, "append", placement, copies, tuple(fill for t in touched for fill in fills[t]))
 
     def gather(name: str, placement: str) -> Plan:
-        copies = tuple(Copy(s, cache[s], dense_view(layout.stream(s), f"{s}_out"), scale(s)) for s in names)
+        copies = tuple(Copy(s, cache[s], dense_view(layout.stream(s), f"{s}_out"), **params(s)) for s in names)
         return Plan(name, "gather", placement, copies)
 
     single = [append(f"append_{name}", (name,)) for name in names]
@@ -88,7 +95,7 @@ def _leaf_views(layout: Layout, buffer: Buffer) -> Iterator[tuple[str, View]]:
         if not isinstance(site.content, Holds):
             continue
         for index, leaf in enumerate(site.content.leaves):
-            yield leaf, _side_view(buffer, site, site.content.itemsize, index)
+            yield leaf, replace(_side_view(buffer, site, site.content.itemsize, index), pack=site.content.pack)
 
 
 def _fills(layout: Layout, buffer: Buffer) -> Iterator[Fill]:
@@ -211,7 +218,9 @@ def verify(layout: Layout, plan: Plan) -> None:
         assert cache.axes <= known.keys(), (plan.name, copy.stream, cache.axes)
         assert dense.axes - {"token"} <= {axis.name for axis in layout.stream(copy.stream).axes}
         for name in ("head", "dim", "slot"):
-            digits = sorted((s.digit for s in cache.steps if s.digit.axis == name), key=lambda d: d.div)
+            packed = [cache.pack] if cache.pack else []
+            digits = [digit for digit in [*(s.digit for s in cache.steps), *packed] if digit.axis == name]
+            digits.sort(key=lambda digit: digit.div)
             reach = 1
             for digit in digits:
                 assert digit.div == reach, (plan.name, copy.stream, digit)

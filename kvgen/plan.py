@@ -32,7 +32,8 @@ class View:
     """Logical axes to the elements of a tensor.
 
     ``steps`` are in storage order, slowest first, without digits of size one. ``offset`` and constant steps count
-    tensor elements of ``unit`` bytes; a value takes ``itemsize`` bytes, reached in pieces of ``access`` bytes.
+    tensor elements of ``unit`` bytes; a value takes ``itemsize`` bytes, reached in pieces of ``access`` bytes. Codes that
+    share these bytes are told apart by the digit ``pack``.
     """
 
     tensor: str
@@ -41,6 +42,7 @@ class View:
     access: int
     offset: int
     steps: tuple[Step, ...]
+    pack: Digit | None = None
 
     @property
     def axes(self) -> frozenset[str]:
@@ -59,10 +61,13 @@ class Copy:
     source: View
     destination: View
     scale: View | None = None
+    zero: View | None = None
+    outer: View | None = None  # the scale of the scale
 
     @property
     def views(self) -> tuple[View, ...]:
-        return (self.source, self.destination) if self.scale is None else (self.source, self.destination, self.scale)
+        views = (self.source, self.destination, self.scale, self.zero, self.outer)
+        return tuple(view for view in views if view is not None)
 
 
 @dataclass(frozen=True, slots=True)

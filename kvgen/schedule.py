@@ -104,7 +104,12 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
 
 
 def _lane(view: View) -> str:
-    """The tile axis that neighbouring lanes walk: ``dim`` where its runs fill a sector, else what varies next."""
+    """The tile axis that neighbouring lanes walk: ``dim`` where its runs fill a sector, else what varies next.
+
+    Codes that share bytes are put together along the last axis of a tile, which is ``dim`` then.
+    """
+    if view.pack:
+        return "dim"
     values = 1
     for step in reversed(view.steps):
         digit = step.digit

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvgen.axes import Digit
-from kvgen.emit.sections import Masks, ScaleContext, Side
-from kvgen.layout import Encoding, Layout, Scale
+from kvgen.emit.sections import Masks, ScaleContext, Side, ZeroContext
+from kvgen.layout import Encoding, Layout, Scale, holders
 from kvgen.plan import View
 from kvgen.schedule import Tile
 
@@ -17,6 +17,7 @@ FP8 = {
     "float8_e4m3fnuz": "fp8_e4m3fnuz",
     "float8_e5m2fnuz": "fp8_e5m2fnuz",
 }
+INTEGERS = ("int8", "int4", "uint4")
 WIDE = {"float32": "tl.float32", "float16": "tl.float16", "bfloat16": "tl.bfloat16"}
 
 
@@ -25,30 +26,30 @@ def code_type(encoding: Encoding) -> str:
     return WIDE.get(encoding.code, "tl.uint8")
 
 
-def scale_type(scale: Scale) -> str:
-    """What a stored scale is in a kernel."""
-    return WIDE.get(scale.dtype, "tl.uint8")
+def scale_type(dtype: str) -> str:
+    """What a stored scale or zero is in a kernel."""
+    return WIDE.get(dtype, "tl.uint8")
 
 
 def encoder(encoding: Encoding) -> str:
     """The function that makes codes of float32 values."""
     if encoding.code in WIDE:
         return f"_to_{encoding.code}"
-    if encoding.code == "int8":
-        return f"_int8_codes_{encoding.rounding}"
-    return f"_{FP8[encoding.code]}_codes"
+    if encoding.code in INTEGERS:
+        return f"_{encoding.code}_codes_{encoding.rounding}"
+    return f"_{FP8.get(encoding.code, encoding.code)}_codes"
 
 
 def limits(encoding: Encoding) -> str:
     """What an encoder takes beside the values: the codes that integers are clamped to."""
-    return "".join(f", {float(limit)!r}" for limit in encoding.clamp) if encoding.code == "int8" else ""
+    return "".join(f", {float(limit)!r}" for limit in encoding.clamp) if encoding.code in INTEGERS else ""
 
 
 def decoder(encoding: Encoding) -> str:
     """The function that reads codes as float32 values."""
     if encoding.code in WIDE:
         return "_to_float32"
-    return "_int8_values" if encoding.code == "int8" else f"_{FP8[encoding.code]}_values"
+    return f"_{FP8.get(encoding.code, encoding.code)}_values"
 
 
 def describe(encoding: Encoding) -> str:
@@ -61,14 +62,13 @@ def describe(encoding: Encoding) -> str:
     return f"{encoding.mode} with {kind} scale per {per}"
 
 
-def magnitude(stream: str, tile: Tile, kept: Sequence[str]) -> str:
-    """The largest magnitude of the values under each scale, over the axes of the tile that share one."""
-    text = f"_magnitude({stream})"
+def reduced(reduce: str, text: str, tile: Tile, kept: Sequence[str]) -> str:
+    """``text``, the values of a tile, reduced over the axes that share one scale."""
     if not kept:
-        return f"tl.max({text})" if tile.order else text
+        return f"{reduce}({text})" if tile.order else text
     for i in reversed(range(len(tile.order))):
         if tile.order[i] not in kept:
-            text = f"tl.max({text}, axis={i}, keep_dims=True)"
+            text = f"{reduce}({text}, axis={i}, keep_dims=True)"
     return text
 
 
@@ -84,16 +84,43 @@ def regroup(view: View, scale: Scale, extents: dict[str, int | None]) -> tuple[V
     return replace(view, steps=steps), extents | {"dim": group.count}
 
 
-def build_scale(scale: Scale, stream: str, side: Side, masks: Masks, largest: str) -> ScaleContext:
+STORED_AS = {"float32": "", "float16": "_to_scale_float16", "bfloat16": "_to_scale_bfloat16", "uint8": "_to_uint8"}
+NO_MASKS = Masks("", "", "", "")
+
+
+def build_zero(
+    encoding: Encoding, stream: str, side: Side, masks: Masks, tile: Tile, kept: Sequence[str], bounds: str
+) -> ZeroContext:
+    """Everything a section says of its zero. Lanes outside ``bounds`` are no part of a group."""
+    inside = f", {bounds}" if bounds else ""
+    guarded = "_within" if bounds else "_finite"
+    zero = encoding.zero
+    return ZeroContext(
+        side=side,
+        masks=masks,
+        lowest=reduced("tl.min", f"{guarded}({stream}, 3.4028234663852886e38{inside})", tile, kept),
+        highest=reduced("tl.max", f"{guarded}({stream}, -3.4028234663852886e38{inside})", tile, kept),
+        point=zero.kind == "point",
+        extended=zero.kind == "point" and not zero.clamped,
+        steps=repr(float(encoding.scale.code_range)),
+        stored_as=STORED_AS[zero.dtype],
+        decode="_to_float32",
+    )
+
+
+def build_scale(
+    scale: Scale,
+    stream: str,
+    side: Side,
+    masks: Masks,
+    largest: str,
+    outer: Side = Side(""),  # noqa: B008
+    outer_masks: Masks = NO_MASKS,
+) -> ScaleContext:
     """Everything a section says of its scale."""
     e8m0 = scale.dtype == "float8_e8m0fnu"
-    stored_as = {
-        "float32": "",
-        "float16": "_to_scale_float16",
-        "bfloat16": "_to_scale_bfloat16",
-        "float8_e4m3fn": "_fp8_e4m3_codes",
-        "float8_e8m0fnu": f"_e8m0_codes_{scale.exponent}",
-    }[scale.dtype]
+    formats = {"float8_e4m3fn": "_fp8_e4m3_codes", "float8_e8m0fnu": f"_e8m0_codes_{scale.exponent}"}
+    stored_as = (STORED_AS | formats)[scale.dtype]
     divide = f"_over({stream}, scale)"
     if scale.arithmetic == "multiply":
         inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
@@ -103,7 +130,7 @@ def build_scale(scale: Scale, stream: str, side: Side, masks: Masks, largest: st
         masks=masks,
         dynamic=scale.dynamic,
         magnitude=largest,
-        code_range=repr(float(scale.code_range)),
+        steps=repr(float(scale.code_range)) + (" * outer" if scale.scale else ""),
         floor=repr(float(scale.floor)),
         floor_on_amax=scale.floor_on == "amax",
         floor_on_scale=scale.floor_on == "scale",
@@ -114,8 +141,20 @@ def build_scale(scale: Scale, stream: str, side: Side, masks: Masks, largest: st
         decode={"float8_e4m3fn": "_fp8_e4m3_values", "float8_e8m0fnu": "_e8m0_values"}.get(scale.dtype, "_to_float32"),
         as_stored=scale.encode == "stored",
         divide=divide,
+        counted=scale.scale is not None,
+        outer=outer,
+        outer_masks=outer_masks,
         inverse=scale.given == "inverse",
     )
+
+
+def packing(layout: Layout, stream: str) -> Digit | None:
+    """The digit that counts the codes of a byte, where a stream's codes share bytes."""
+    for place in (buffer.place for buffer in layout.buffers):
+        for content in holders(place):
+            if stream in content.leaves:
+                return content.pack
+    return None
 
 
 def helpers(layout: Layout) -> frozenset[str]:
@@ -126,12 +165,17 @@ def helpers(layout: Layout) -> frozenset[str]:
         if encoding is None:
             continue
         used |= {encoder(encoding), decoder(encoding), "_rounded", "_to_float32"}
+        if pack := packing(layout, stream.name):
+            used |= {f"_pack_{8 // pack.size}", f"_unpack_{8 // pack.size}"}
         if scale is None:
             continue
         context = build_scale(scale, stream.name, Side(""), Masks("", "", "", ""), "")
         used |= {context.stored_as, context.decode, context.divide.partition("(")[0]}
         if scale.dynamic:
-            used |= {"_magnitude", context.grid if context.pow2 else ""}
+            used |= {"" if encoding.zero else "_magnitude", context.grid if context.pow2 else ""}
+        if encoding.zero:
+            used |= {"_within", "_finite", STORED_AS[encoding.zero.dtype], "_over"}
+            used |= {"_zero_point"} if encoding.zero.kind == "point" else set()
     if used & {"_to_scale_bfloat16", "_rounded"}:
         used.add("_to_bfloat16")
     return frozenset(used - {""})
@@ -152,9 +196,16 @@ CODE_FUNCTIONS = (
     "_e8m0_codes_ceil",
     "_e8m0_codes_floor",
     "_e8m0_values",
-    "_int8_codes_even",
-    "_int8_codes_away",
-    "_int8_values",
+    "_e2m1_codes",
+    "_e2m1_values",
+    "_pack_4",
+    "_unpack_4",
+    "_pack_2",
+    "_unpack_2",
+    "_finite",
+    "_within",
+    "_to_uint8",
+    "_zero_point",
 )
 """The device functions of ``templates/kernels/codes.py.j2``."""
 
@@ -242,3 +293,29 @@ def fp8_formats(layout: Layout) -> tuple[Fp8, ...]:
     """The 8-bit floats that a module's kernels make or read."""
     used = helpers(layout)
     return tuple(f for name, f in FP8_FORMATS.items() if used & {f"_{name}_codes", f"_{name}_values"})
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """An integer code: what cuts it to its bits, and how its bits are read."""
+
+    name: str
+    mask: str
+    signed: str
+    even: bool
+    away: bool
+
+
+def integers(layout: Layout) -> tuple[Integer, ...]:
+    """The integer codes that a module's kernels make and read."""
+    used = helpers(layout)
+    readings = {
+        "int8": ("", "code.to(tl.int8, bitcast=True)"),
+        "int4": (" & 15", "((code ^ 8).to(tl.int8, bitcast=True) - 8)"),
+        "uint4": ("", "code"),
+    }
+    return tuple(
+        Integer(name, mask, signed, f"_{name}_codes_even" in used, f"_{name}_codes_away" in used)
+        for name, (mask, signed) in readings.items()
+        if f"_{name}_values" in used
+    )

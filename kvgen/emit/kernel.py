@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from kvgen.axes import Axis
 from kvgen.emit.args import Arg, data_args, placement_args, stride_factors, stride_unit
 from kvgen.emit.encoding import (
     build_scale,
+    build_zero,
     code_type,
     decoder,
     describe,
     encoder,
     limits,
-    magnitude,
+    reduced,
     regroup,
     scale_type,
 )
 from kvgen.emit.index import Variable, address, dim_name, subscript
 from kvgen.emit.names import block_size_name, extent_name, extents_of, index_name
-from kvgen.emit.sections import CopyContext, FillContext, Masks, Piece, ScaleContext, Side
+from kvgen.emit.packing import build_pack, repack
+from kvgen.emit.sections import CopyContext, FillContext, Masks, Piece, ScaleContext, Side, ZeroContext
 from kvgen.layout import Layout, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Fill, Plan, Step, View
@@ -204,10 +207,13 @@ class _Builder:
                 SLOT_NUMBER: Variable("run_number", position),
             }
             side = replace(side, runs=True, run=self._side(cache, copy.stream, run, rank, value_type).elements)
-        return CopyContext(
+        context = CopyContext(
             stream=copy.stream,
             comment=self._comment(copy, side.in_pieces),
             value_type=value_type,
+            cache_masks=masks,
+            packed=False,
+            pack=None,
             dense=self._side(dense, copy.stream, variables, rank, value_type),
             cache=side,
             mask_definition=named,
@@ -218,11 +224,62 @@ class _Builder:
             decode=decoder(encoding) if encoding else "",
             scaled=copy.scale is not None,
             scale=self._scale(copy, tile, variables) if copy.scale else None,
+            zeroed=copy.zero is not None,
+            zero=self._zero(copy, tile, variables) if copy.zero else None,
         )
+        return self._packed(context, copy, tile, variables) if cache.pack else context
+
+    def _packed(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
+        """The section of a stream whose codes share bytes: the cache's side has a tile of bytes."""
+        view, layout = self.plan.cache_view(copy), self.layout
+        rank = sum(name not in ("group", "dim") for name in tile.order) + 1
+        per, extent = view.pack.size, layout.stream(copy.stream).axes[-1].extent
+        side = math.prod(s for name, s in zip(tile.order, tile.sides, strict=True) if name in ("group", "dim")) // per
+        name = index_name(layout, copy.stream, "dim") + "_byte"
+        self.definitions[name] = f"tl.arange(0, {side})" + (".to(tl.int64)" if "dim" in self.wide else "")
+        bounds = (
+            [f"(head < {bound}){subscript(tile.order.index('head'), rank)}"]
+            if (bound := self.bounds.get((copy.stream, "head")))
+            else []
+        )
+        if side * per != extent:
+            bounds.append(f"({name} < {extent // per}){subscript(rank - 1, rank)}")
+        guards = [f"valid{subscript(variables['token'].position, rank)}"] if self.tiled else []
+        _, masks = self._masks(copy.stream, guards, guards, bounds, named=False)
+        seen = variables | {"dim": Variable(name, rank - 1)}
+        found = self._side(repack(view), copy.stream, seen, rank, "tl.uint8", dims=extent // per)
+        return replace(context, cache=found, cache_masks=masks, packed=True, pack=build_pack(view, tile))
 
     def _scale(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> ScaleContext:
-        """Where the scale lies and what it is made of; its tile has sides of one where the values' has others."""
+        """Where the scale lies and what it is made of."""
         scale = self.layout.stream(copy.stream).scale
+        side, masks, kept = self._param(copy, copy.scale, scale, scale_type(scale.dtype), "scale", tile, variables)
+        outer, outer_masks = Side(""), Masks("", "", "", "")
+        if scale.scale:
+            found = self._param(copy, copy.outer, scale.scale, "tl.float32", "outer", tile, variables)
+            outer, outer_masks = found[:2]
+        largest = reduced("tl.max", f"_magnitude({copy.stream})", tile, kept)
+        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks)
+
+    def _zero(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> ZeroContext:
+        """Where the zero lies, and the extremes of a group that it is made of."""
+        encoding = self.layout.stream(copy.stream).encoding
+        kind = scale_type(encoding.zero.dtype)
+        side, masks, kept = self._param(copy, copy.zero, encoding.scale, kind, "zero", tile, variables)
+        _, bounds = self._variables(copy.stream, tile)
+        return build_zero(encoding, copy.stream, side, masks, tile, kept, " & ".join(bounds))
+
+    def _param(
+        self,
+        copy: Copy,
+        view: View,
+        scale: Scale,
+        value_type: str,
+        what: str,
+        tile: Tile,
+        variables: dict[str, Variable],
+    ) -> tuple[Side, Masks, list[str]]:
+        """A scale or a zero: its tile has sides of one where the values' has others; the axes that it keeps."""
         rank = len(tile.order)
         own = {("group" if a.name == "dim" and a.step > 1 else a.name) for a in scale.axes}
         kept = [name for name in tile.order if name in own or (name == "token" and (scale.dynamic or "slot" in own))]
@@ -239,9 +296,8 @@ class _Builder:
                 bounds.append(f"(head < {bound}){subscript(tile.order.index('head'), rank)}")
         token = "token" in kept
         guarded = [f"valid{subscript(variables['token'].position, rank)}"] if token and self.tiled else []
-        _, masks = self._masks(f"{copy.stream}_scale", guarded, guarded, bounds, named=False)
-        side = self._side(copy.scale, copy.stream, seen, rank, scale_type(scale), scale)
-        return build_scale(scale, copy.stream, side, masks, magnitude(copy.stream, tile, kept))
+        _, masks = self._masks(f"{copy.stream}_{what}", guarded, guarded, bounds, named=False)
+        return self._side(view, copy.stream, seen, rank, value_type, scale), masks, kept
 
     def _bound(self, stream: str, axis: str) -> str | None:
         return self.bounds.get((stream, axis))
@@ -367,8 +423,11 @@ class _Builder:
         rank: int,
         value_type: str,
         scale: Scale | None = None,
+        dims: int | None = None,
     ) -> Side:
         extents, steps = extents_of(self.layout, stream), coalesce(self.layout, view.steps)
+        if dims is not None:
+            extents = extents | {"dim": dims}
         if scale:
             view, extents = regroup(view, scale, extents)
             steps = coalesce(self.layout, view.steps)

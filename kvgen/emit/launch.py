@@ -92,6 +92,7 @@ class Function:
     index: str
     addresses: str
     numbers: str
+    options: str
     strided: tuple[str, ...]
     tokens: str
     checked_parameters: tuple[str, ...]  # of the function behind a kept launch, none of them by keyword alone
@@ -110,6 +111,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     held = [b for b in layout.buffers if any(b.name in plan.tensors_of(copy) for copy in plan.copies)]
     streams = tuple(_stream_check(layout, plan, copy.stream) for copy in plan.copies)
     summary, doc = function_doc(layout, plan)
+    encoded = any(layout.stream(copy.stream).encoding for copy in plan.copies)
     parameters = tuple(_parameters(layout, plan, held))
     checked = tuple(name for name in parameters if name != "*")
     return Function(
@@ -140,6 +142,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         ),
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"1 if num_tokens <= {FEW_TOKENS} else {kernel.schedule.tokens}",
+        options=f"num_warps={kernel.schedule.num_warps}" + (", enable_fp_fusion=False" if encoded else ""),
         strided=tuple(dict.fromkeys(v.tensor for c in plan.copies for v in (c.source, c.destination))),
         checked_parameters=checked,
         passed=", ".join(checked),

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvgen import sizes
 from kvgen.emit.docs import module_doc
-from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, fp8_formats, helpers
+from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.launch import Function, build_function, dtypes_name, num_layers_text, shape_parts
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, tuple_text
@@ -64,6 +64,7 @@ class Module:
     uses_codes: bool
     codes: dict[str, bool]
     fp8: tuple[Fp8, ...]
+    integers: tuple[Integer, ...]
     several: bool
     headless: bool
     indexed: bool
@@ -92,6 +93,7 @@ def build_module(layout: Layout) -> Module:
         uses_codes=bool(helpers(layout)),
         codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},
         fp8=fp8_formats(layout),
+        integers=integers(layout),
         several=len(layout.streams) > 1,
         headless=any(all(a.name != "head" for a in s.axes) for s in layout.streams),
         indexed=layout.layers is not None or layout.slots.shard is not None,

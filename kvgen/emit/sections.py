@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvgen.emit.packing import PackContext
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -54,7 +56,7 @@ class ScaleContext:
     masks: Masks
     dynamic: bool
     magnitude: str
-    code_range: str
+    steps: str  # the code that amax meets
     floor: str
     floor_on_amax: bool
     floor_on_scale: bool
@@ -65,7 +67,25 @@ class ScaleContext:
     as_stored: bool  # whether it is the stored one that encodes
     decode: str  # the function that reads a stored scale
     divide: str  # the values over their scale
+    counted: bool  # whether the scale is counted in one that is handed in
+    outer: Side
+    outer_masks: Masks
     inverse: bool  # whether the inverse is handed in
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroContext:
+    """The zero of an encoded stream: the minimum of its group, or the code that stands for 0."""
+
+    side: Side
+    masks: Masks
+    lowest: str
+    highest: str
+    point: bool
+    extended: bool  # whether the range is made to include 0
+    steps: str
+    stored_as: str
+    decode: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +99,17 @@ class CopyContext:
     cache: Side
     mask_definition: str
     masks: Masks
+    cache_masks: Masks
     encoded: bool
     encode: str
     encode_limits: str
     decode: str
     scaled: bool
     scale: ScaleContext | None
+    zeroed: bool
+    zero: ZeroContext | None
+    packed: bool
+    pack: PackContext | None
 
 
 @dataclass(frozen=True, slots=True)

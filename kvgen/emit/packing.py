@@ -1,0 +1,73 @@
+"""Codes narrower than a byte: how a tile of codes becomes a tile of bytes, and back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from kvgen.axes import Digit
+from kvgen.plan import View
+from kvgen.schedule import Tile
+
+
+@dataclass(frozen=True, slots=True)
+class PackContext:
+    """Shapes of a tile on its way from codes to bytes.
+
+    ``apart`` splits ``dim`` into what stays, the codes of a byte (as twos) and what lies between them; ``order`` puts
+    the codes of a byte last and ``unorder`` undoes it from ``between``; ``codes`` is the tile itself.
+    """
+
+    bits: int
+    apart: str
+    order: str
+    unorder: str
+    moved: bool
+    between: str
+    joined: str
+    codes: str
+
+
+def repack(view: View) -> View:
+    """The view with ``dim`` counted in bytes: what one byte holds is no longer told apart."""
+    pack = view.pack
+    steps = tuple(
+        replace(s, digit=Digit("dim", s.digit.div // pack.size, s.digit.size))
+        if s.digit.axis == "dim" and s.digit.div >= pack.div * pack.size
+        else s
+        for s in view.steps
+    )
+    return replace(view, steps=steps)
+
+
+def build_pack(view: View, tile: Tile) -> PackContext:
+    """How the tile of a stream is packed."""
+    pack, bits = view.pack, 8 * view.itemsize // view.pack.size
+    lead = ["TOKENS" if name == "token" else str(side) for name, side in zip(tile.order, tile.sides, strict=True)]
+    codes = list(lead)
+    sides = [side for name, side in zip(tile.order, tile.sides, strict=True) if name in ("group", "dim")]
+    lead = [text for name, text in zip(tile.order, lead, strict=True) if name not in ("group", "dim")]
+    dims = math.prod(sides)
+    twos = ["2"] * int(math.log2(pack.size))
+    stays = dims // (pack.size * pack.div)
+    apart = [*lead, str(stays), *twos, str(pack.div)]
+    rank = len(apart)
+    order = [*range(len(lead) + 1), rank - 1, *range(len(lead) + 1, rank - 1)]
+    unorder = [order.index(i) for i in range(rank)]
+    moved = pack.div > 1
+    if not moved:
+        apart = apart[:-1]
+    return PackContext(
+        bits=bits,
+        apart=_tuple(apart),
+        order=_tuple([str(i) for i in order]),
+        unorder=_tuple([str(i) for i in unorder]),
+        moved=moved,
+        between=_tuple([*lead, str(stays), str(pack.div), *twos]),
+        joined=_tuple([*lead, str(dims // pack.size), *twos]),
+        codes=_tuple(codes),
+    )
+
+
+def _tuple(items: list[str]) -> str:
+    return "(" + ", ".join(items) + ")" if len(items) > 1 else f"({items[0]},)"
