@@ -12,6 +12,8 @@ from kvgen import reference
 from kvgen.harness.bench import Bench
 from kvgen.harness.pools import Pool, PoolFactory
 from kvgen.layout import Layout
+from kvgen.quant.rows import argument_scale, counts, encode_rows
+from kvgen.quant.scales import spread
 from tests.brute import AXES, Brute, Buffer, Found
 
 
@@ -63,22 +65,29 @@ def _offsets(view: torch.Tensor) -> np.ndarray:
 def _addresses(view: reference.ByteView, pools: PoolFactory, layout: Layout, leaf: str) -> np.ndarray:
     """First byte of each value, ``[block, slot, layer, *axes]`` with the layer left out where there is none."""
     first = _offsets(view.tensor)[..., 0]
-    sizes = [pools.sizes.blocks, pools.sizes.block_size]
-    if any(d.axis == "layer" for d in view.digits):
-        sizes.append(pools.sizes.layers)
-    return first.reshape(*sizes, *pools.sizes.stream_shape(layout, leaf))
+    extents = _extents(pools, layout, leaf)
+    axes = {axis.name: axis.step for axis in layout.leaf(leaf).axes}
+    steps = [axes.get(name, 1) for name in extents]
+    first = first.reshape([-(-extent // step) for extent, step in zip(extents.values(), steps, strict=True)])
+    for i, (extent, step) in enumerate(zip(extents.values(), steps, strict=True)):
+        first = first.repeat(step, axis=i).take(range(extent), axis=i)  # groups, the last of them short
+    return first
+
+
+def _extents(pools: PoolFactory, layout: Layout, leaf: str) -> dict[str, int]:
+    """Extents of what a leaf varies over, in logical order."""
+    stream, sizes = layout.stream(layout.leaf(leaf).stream), pools.sizes
+    own = {a.name: n for a, n in zip(stream.axes, sizes.stream_shape(layout, stream.name), strict=True)}
+    whole = {"block": sizes.blocks, "slot": sizes.block_size, "layer": sizes.layers} | own
+    varies = {axis.name for axis in layout.leaf(leaf).axes} | ({"layer"} if layout.layers else set())
+    return {name: extent for name, extent in whole.items() if name in varies}
 
 
 def _dense(found: Found, pools: PoolFactory, layout: Layout, leaf: str) -> np.ndarray:
-    sizes = pools.sizes
-    axes = [a.name for a in layout.stream(leaf).axes]
-    shape = {"block": sizes.blocks, "slot": sizes.block_size, "layer": found.address.shape[0], "kv": 1}
-    shape |= {"head": 1} | dict(zip(axes, sizes.stream_shape(layout, leaf), strict=True))
-    dense = np.broadcast_to(found.address, [shape[a] for a in AXES])
-    order = ["block", "slot", "layer", "kv", "head", "dim"]
-    dense = dense.transpose([AXES.index(a) for a in order])
-    keep = [sizes.blocks, sizes.block_size] + ([sizes.layers] if layout.layers else [])
-    return dense.reshape(*keep, *sizes.stream_shape(layout, leaf))
+    extents = _extents(pools, layout, leaf)
+    dense = np.broadcast_to(found.address, [extents.get(a, 1) for a in AXES])
+    dense = dense.transpose([AXES.index(a) for a in ["block", "slot", "layer", "kv", "head", "dim"]])
+    return dense.reshape(list(extents.values()))
 
 
 def check_written(layout: Layout, text: str, module: Any, geometry: str) -> None:
@@ -92,13 +101,14 @@ def check_written(layout: Layout, text: str, module: Any, geometry: str) -> None
     args = bench.append_args(pool, sources, bench.tensor(slots))
     module.append(*args.values(), **bench.layer_args(None))
     layer = bench.layer or 0
+    elements = _elements(bench, sources)
     for name, buffer in brute_buffers(text, pools, pool).items():
         for token, number in enumerate(slots[:-2]):
             at = SimpleNamespace(
                 layer=layer, block=number // pools.sizes.block_size, slot=number % pools.sizes.block_size
             )
             for leaf, found in buffer.values.items():
-                _put_token(expected[name], found, sources[leaf][token], at)
+                _put_token(expected[name], found, elements[leaf][token], at)
             for pad in buffer.pads:
                 if pad.fill is not None:
                     expected[name][_token(pad.address, at)] = pad.fill
@@ -107,6 +117,24 @@ def check_written(layout: Layout, text: str, module: Any, geometry: str) -> None
         assert not len(wrong), (
             f"{name}: byte {wrong[0]} is {got[wrong[0]]}, brute force says {expected[name][wrong[0]]}"
         )
+
+
+def _elements(bench: Bench, sources: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What each leaf gets of the rows ``[T, *axes]``; a scale once for every value of its group."""
+    found = {}
+    for name, source in sources.items():
+        stream, scale = bench.layout.stream(name), bench.layout.stream(name).scale
+        found[name] = source
+        if stream.encoding is None:
+            continue
+        given = None
+        if scale is not None and not scale.stored:
+            shape = counts(stream, scale, source.shape[1:])
+            given = argument_scale(scale, bench.scales[scale.argument], shape, bench.layer or 0)
+        found |= encode_rows(stream, source, given)
+        if scale is not None and scale.dynamic:
+            found[scale.name] = spread(scale, found[scale.name], stream.axes, source.shape[1:])
+    return found
 
 
 def _token(address: np.ndarray, at: SimpleNamespace) -> np.ndarray:

@@ -14,6 +14,8 @@ import numpy as np
 import yaml
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1}
+CODES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "fp8_e4m3fnuz": "e4m3fnuz", "fp8_e5m2fnuz": "e5m2fnuz", "int8": "int8"}
+CODES |= {"mxfp8": "e4m3"}
 ALIASES = {"request": "block", "position": "slot"}
 AXES = ("layer", "block", "slot", "kv", "head", "dim")
 
@@ -38,11 +40,13 @@ class Buffer:
 
 
 def _rest(axis: np.ndarray, *terms: np.ndarray) -> np.ndarray:
-    seen: dict[tuple[int, ...], int] = {}
+    seen: dict[tuple[int, ...], list[int]] = {}
     values = []
-    for key in zip(*(t.reshape(-1).tolist() for t in terms), strict=True):
-        values.append(seen.get(key, 0))
-        seen[key] = values[-1] + 1
+    for entry, *key in zip(axis.reshape(-1).tolist(), *(t.reshape(-1).tolist() for t in terms), strict=True):
+        alike = seen.setdefault(tuple(key), [])
+        if entry not in alike:
+            alike.append(entry)
+        values.append(alike.index(entry))
     return np.array(values).reshape(axis.shape)
 
 
@@ -59,21 +63,36 @@ class Brute:
         self.extents.setdefault("layer", dynamic["layer"])
 
     def stream(self, name: str) -> dict[str, Any]:
-        given = (self.doc.get("streams") or {"key": None, "value": None}).get(name) or {}
+        given = (self.doc.get("streams") or {"key": None, "value": None}).get(name.split(".")[0]) or {}
         return self.stream(given) if isinstance(given, str) else given
 
     def itemsize(self, name: str) -> int:
-        return ITEMSIZE[self.dtypes(name)[0]]
+        return ITEMSIZE.get(self.dtypes(name)[0], 1)
 
     def dtypes(self, name: str) -> list[str]:
+        quant = self.stream(name).get("quant")
+        if name.endswith(".scale"):
+            return [quant.get("scale", {}).get("dtype", "e8m0" if quant["mode"] == "mxfp8" else "float32")]
+        if quant or "store" in self.stream(name):
+            return [CODES[quant["mode"]] if quant else self.stream(name)["store"]]
         given = self.stream(name).get("dtype", ["bfloat16", "float16"])
         return [given] if isinstance(given, str) else list(given)
 
+    def per(self, name: str) -> dict[str, str]:
+        """What a scale varies over: each axis and the term that tells its groups apart."""
+        per = self.stream(name)["quant"].get("scale", {}).get("per", "token head dim//32")
+        terms = [t for text in ([per] if isinstance(per, str) else per) for t in text.split()]
+        terms = [t for term in terms for t in (("block", "slot") if term == "token" else (term,))]
+        return {ALIASES.get(a, a): t for t in terms for a in [re.match(r"\w+", t).group()]}
+
     def axes(self, name: str) -> dict[str, int]:
-        """Extents of block, slot and the stream's own axes."""
+        """Extents of block, slot and the stream's own axes; of a scale those that it varies over."""
+        if name.endswith(".scale"):
+            whole = self.axes(name.removesuffix(".scale"))
+            return {axis: extent for axis, extent in whole.items() if axis in self.per(name)}
         own = self.stream(name)
         extents = {a: self.extents[a] for a in ("block", "slot")}
-        if own.get("head") != "none":
+        if own.get("head") != "none" and "head" in self.extents:
             extents["head"] = self.extents["head"]
         return extents | {"dim": own["dim"] if isinstance(own.get("dim"), int) else self.extents["dim"]}
 
@@ -122,23 +141,21 @@ class Brute:
             axes = list(self.axes(place["holds"][0])) + ["kv"] * (len(place["holds"]) == 2)
             mentioned = [re.match(r"\w+", t).group() for t in above]
             mentioned = [ALIASES.get(a, a) for a in mentioned] + ["block", "slot"] * ("token" in mentioned)
-            whole = [a for a in axes if a not in mentioned]
-            rest = [
-                self._left(a, above) for a in axes if a in mentioned and self._uncovered(a, above, place["holds"][0])
-            ]
+            leaf = place["holds"][0]
+            groups = self.per(leaf) if leaf.endswith(".scale") else {}
+            whole = [groups.get(a, a) for a in axes if a not in mentioned]
+            left = {a: self._left(a, above, groups.get(a, a)) for a in axes if a in mentioned}
+            rest = [term for term in left.values() if int(self._values(term, leaf).max()) > 0]
             return [[t] for t in (*whole, *rest)]
         text = " ".join(order) if isinstance(order, list) else order or ""
         groups = re.findall(r"\([^)]*\)|\S+", text)
         return [[t for t in g.strip("()").split() if t != "1"] for g in groups]
 
-    def _left(self, axis: str, above: list[str]) -> str:
+    def _left(self, axis: str, above: list[str], group: str) -> str:
         """A term for what the terms above leave of an axis: its entries counted among those they do not tell apart."""
         words = [axis, *(word for word, meant in ALIASES.items() if meant == axis)]
         terms = [t for t in above if re.match(r"\w+", t).group() in words]
-        return f"rest({axis}, {', '.join(terms)})"
-
-    def _uncovered(self, axis: str, above: list[str], leaf: str) -> bool:
-        return int(self._values(self._left(axis, above), leaf).max()) > 0
+        return f"rest({group}, {', '.join(terms)})"
 
     def _values(self, term: str, leaf: str) -> np.ndarray:
         """A term's value at every index of the leaf's axes, and of kv and layer."""

@@ -155,3 +155,129 @@ def test_no_two_values_share_a_byte(geometry: str) -> None:
         for stride, size in spans:
             assert stride > reach
             reach += stride * (size - 1)
+
+
+RECORD = "name: mla_fp8_record\nblock_size: 4\n" + shipped_text("mla_fp8_record").split("block_size: 64\n")[1]
+
+
+def test_record_in_656_bytes() -> None:
+    """Latent all 1, rope all 2: 512 codes, four scales, 64 values as they came; no other token changes."""
+    layout = load_text(RECORD)
+    pool = torch.full((2, 4, 656), 0xAB, dtype=torch.uint8)
+    sources = {"latent": torch.ones(2, 512).bfloat16(), "rope": torch.full((2, 64), 2.0).bfloat16()}
+    reference.append(layout, sources, {"cache": pool}, torch.tensor([6, -1]))
+    row = pool[1, 2]
+    assert row[:512].unique().tolist() == [0x78]
+    assert row[512:528].tolist() == [0x00, 0x00, 0x80, 0x3B] * 4
+    assert row[528:].tolist() == [0x00, 0x40] * 64
+    pool[1, 2] = 0xAB
+    assert pool.unique().tolist() == [0xAB]
+
+
+def test_record_parts_are_written_apart() -> None:
+    layout = load_text(RECORD)
+    pool = torch.full((2, 4, 656), 0xAB, dtype=torch.uint8)
+    reference.append(layout, {"rope": torch.zeros(1, 64).bfloat16()}, {"cache": pool}, torch.tensor([0]))
+    assert pool[0, 0, :528].unique().tolist() == [0xAB]
+    pool.fill_(0xAB)
+    reference.append(layout, {"latent": torch.zeros(1, 512).bfloat16()}, {"cache": pool}, torch.tensor([0]))
+    assert pool[0, 0, 512:528].tolist() == [0x00, 0x00, 0x00, 0x39] * 4  # 2^-13
+    assert pool[0, 0, 528:].unique().tolist() == [0xAB]
+
+
+def test_planar_page() -> None:
+    """All codes of a page, then all its scales: token 1 of block 1."""
+    layout = load_text(shipped_text("indexer_planar").replace("block_size: 64", "block_size: 4"))
+    pool = torch.zeros(2, 4 * 132, dtype=torch.uint8)
+    key = torch.full((1, 128), -3.5).bfloat16()
+    reference.append(layout, {"key": key}, {"index_cache": pool}, torch.tensor([5]))
+    scale = torch.tensor([3.5]) / torch.tensor([448.0])
+    assert pool[1, 128:256].unique().tolist() == [0xFE]
+    assert torch.equal(pool[1, 4 * 128 + 4 : 4 * 128 + 8], scale.view(torch.uint8))
+    assert pool.count_nonzero() == 128 + scale.view(torch.uint8).count_nonzero()
+    back = reference.gather(layout, {"index_cache": pool}, torch.tensor([5, 4]), dtype=torch.float32)["key"]
+    assert torch.equal(back[0], torch.full((128,), -448.0) * scale)
+    assert not back[1].any()
+
+
+STATIC = """
+name: static
+axes: {head: 2, dim: 4}
+block_size: 2
+streams:
+  key: {dtype: float32, quant: {mode: fp8_e4m3, scale: {per: head, source: static}}}
+  value: {quant: {mode: int8, scale: {per: [], source: static}}}
+buffers:
+  cache: {order: block slot head, fields: [key, value]}
+"""
+
+
+def test_static_scales_are_arguments() -> None:
+    layout = load_text(STATIC)
+    buffers = {"cache": torch.zeros(1, 2, 2, 8, dtype=torch.uint8)}
+    wide = torch.tensor([[9.0, 0.5], [9.0, 2.0]])
+    scales = {"key_scale": wide[:, 1], "value_scale": torch.tensor([0.25])}
+    sources = {"key": torch.full((1, 2, 4), 1.0), "value": torch.full((1, 2, 4), 1.0).bfloat16()}
+    reference.append(layout, sources, buffers, torch.tensor([1]), scales=scales)
+    assert buffers["cache"][0, 1].tolist() == [[0x40] * 4 + [4] * 4, [0x30] * 4 + [4] * 4]
+    scales["value_scale"] = torch.tensor([1.5])
+    out = reference.gather(layout, buffers, torch.tensor([1]), scales=scales)
+    assert {name: rows.dtype for name, rows in out.items()} == {"key": torch.float32, "value": torch.bfloat16}
+    assert out["key"].unique().tolist() == [1.0]
+    assert out["value"].unique().tolist() == [6.0]
+    with pytest.raises(ValueError, match="value_scale"):
+        reference.gather(layout, buffers, torch.tensor([1]), scales={"key_scale": wide[:, 1]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_decoded_values_are_rounded_once(dtype: torch.dtype) -> None:
+    layout = load_text(STATIC)
+    codes = torch.arange(128, dtype=torch.uint8).view(8, 2, 2, 4)
+    cache = torch.cat([codes, codes], -1)
+    scales = {"key_scale": torch.tensor([0.013, 37.0]), "value_scale": torch.tensor([0.1])}
+    out = reference.gather(layout, {"cache": cache}, torch.arange(16), scales=scales, dtype=dtype)
+    values = codes.view(torch.float8_e4m3fn).float().view(16, 2, 4) * scales["key_scale"].view(2, 1)
+    assert torch.equal(out["key"].isnan(), values.isnan())
+    assert torch.equal(out["key"].nan_to_num(), values.to(dtype).nan_to_num())
+    assert torch.equal(out["value"], (codes.float().view(16, 2, 4) * torch.tensor(0.1)).to(dtype))
+
+
+def test_scales_of_short_groups() -> None:
+    """46 dims by 16, the groups of the last head and slot at the end of their buffer."""
+    text = """
+name: short
+axes: {head: 3, dim: 46}
+block_size: 2
+streams: {key: {quant: {mode: int8, scale: {per: token head dim//16, dtype: float16}}}}
+buffers:
+  key_cache: {holds: key, order: block slot head dim}
+  key_scales: {holds: key.scale, order: block dim//16 head slot}
+"""
+    layout = load_text(text)
+    buffers = {
+        "key_cache": torch.zeros(2, 2, 3, 46, dtype=torch.int8),
+        "key_scales": torch.zeros(2, 3, 3, 2, dtype=torch.float16),
+    }
+    key = torch.arange(1, 139).view(1, 3, 46).to(torch.float16)
+    reference.append(layout, {"key": key}, buffers, torch.tensor([3]))
+    wanted = torch.tensor([[16, 62, 108], [32, 78, 124], [46, 92, 138]]) / torch.tensor(127.0)
+    assert torch.equal(buffers["key_scales"][1, :, :, 1], wanted.half())
+    assert buffers["key_scales"].count_nonzero() == 9
+    out = reference.gather(layout, buffers, torch.tensor([3]), dtype=torch.float32)
+    assert (out["key"] - key.float()).abs().max() < 0.6
+
+
+def test_a_cast_without_a_scale() -> None:
+    text = (
+        STATIC.split("streams:")[0]
+        + """
+streams: {key: {dtype: float32, store: float16}}
+buffers: {key_cache: {holds: key, order: block slot head dim}}
+"""
+    )
+    layout = load_text(text)
+    cache = torch.zeros(1, 2, 2, 4, dtype=torch.float16)
+    key = torch.tensor([1.00048828125, 1e6, -1e-8, 65519.0]).expand(1, 2, 4)
+    reference.append(layout, {"key": key}, {"key_cache": cache}, torch.tensor([0]))
+    assert cache[0, 0, 0].tolist() == [1.0, float("inf"), 0.0, 65504.0]
+    assert reference.gather(layout, {"key_cache": cache}, torch.tensor([0]))["key"].dtype == torch.float32
