@@ -176,6 +176,8 @@ def helpers(layout: Layout) -> frozenset[str]:
         if encoding.zero:
             used |= {"_within", "_finite", STORED_AS[encoding.zero.dtype], "_over"}
             used |= {"_zero_point"} if encoding.zero.kind == "point" else set()
+    if any(name.endswith("_values") and ("fp8" in name or "e2m1" in name) for name in used):
+        used.add("_signed")
     if used & {"_to_scale_bfloat16", "_rounded"}:
         used.add("_to_bfloat16")
     return frozenset(used - {""})
@@ -204,6 +206,7 @@ CODE_FUNCTIONS = (
     "_unpack_2",
     "_finite",
     "_within",
+    "_signed",
     "_to_uint8",
     "_zero_point",
 )
