@@ -119,7 +119,7 @@ class _Resolver:
                 continue
             argument = stream.encoding.scale.argument
             for name, location, kind in named:
-                if argument_objection(name, [argument]) and not argument_objection(name):
+                if argument_objection(name, [argument]):
                     message = f"the {kind} name `{name}` is taken: the scale of `{stream.name}` is called `{argument}`"
                     self.report("KV205", message, location, key=kind != "table")
 

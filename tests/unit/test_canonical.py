@@ -146,8 +146,8 @@ def test_encodings_say_what_their_mode_does_not_imply():
     lines = canonical(load_text(encoded(stream, buffers))).splitlines()
     assert lines[4] == (
         "  key: {quant: {mode: int8, round: away, clamp: [-128, 127], scale: {per: token head dim//16, "
-        "source: dynamic, dtype: bfloat16, grid: pow2, exponent: floor, range: 64, floor: {amax: 1.0e-5}, arithmetic: multiply, "
-        "encode: exact}}}"
+        "source: dynamic, dtype: bfloat16, grid: pow2, exponent: floor, range: 64, floor: {amax: 1.0e-5}, "
+        "arithmetic: multiply, encode: exact}}}"
     )
     assert lines[-1] == "  s: {key.scale: (block slot) dim//16 head}"
     defaults = (

@@ -115,6 +115,8 @@ def test_what_is_said_is_carried_along():
     assert scale.streams[0].encoding.scale == Scale(
         "key.scale", (HEAD,), False, "float16", stored=False, arithmetic="multiply", given="inverse"
     )
+    exact = quant("int8", "per: token head, grid: pow2, encode: exact", buffers).streams[0].encoding.scale
+    assert (exact.dtype, exact.grid, exact.encode) == ("float32", "pow2", "exact")
     floorless = quant("int8", "per: token head, floor: none, dtype: e4m3", buffers).streams[0].encoding.scale
     assert (floorless.floor_on, floorless.floor, floorless.dtype) == (None, 0.0, "float8_e4m3fn")
 
@@ -305,6 +307,10 @@ def test_groups_of_a_scale_in_orders():
     assert (split[2], split[4]) == ((Digit("dim", 64, 2),), (Digit("dim", 16, 4),))
     assert dims("token dim//16", "token dim//16", "head: 8, dim: 46")[1] == (Digit("dim", 16, 3),)
     assert dims("token dim//16%3", "token dim//16", "head: 8, dim: 46")[1] == (Digit("dim", 16, 3),)
+    assert dims("token dim//48 dim//16%3", "token dim//16", "head: 8, dim: 46")[1:] == [
+        (Digit("dim", 48, 1),),
+        (Digit("dim", 16, 3),),
+    ]
     assert dims("token dim//64", "token dim//64", "head: 8, dim: 46")[1] == (Digit("dim", 64, 1),)
     record = quant(
         "int8", "per: token head dim//32", "c: {order: block slot head dim//32, fields: [{key: dim%32}, key.scale]}"
@@ -378,9 +384,14 @@ def test_a_mistake_is_told_once_where_it_is_written():
 
 def test_what_rests_on_a_broken_param_is_passed_over():
     assert codes("int8", "per: token dim//g", axes="head: 8, dim: 128") == ["KV311"]
+    buffers = ONE_BUFFER + ", s: {holds: key.scale, order: token dim//g}"
     with pytest.raises(KvgenError) as caught:
-        layout("quant: {mode: int8, scale: {per: token dim//g}}", ONE_BUFFER, more="params: {g: 0}")
+        layout("quant: {mode: int8, scale: {per: token dim//g}}", buffers, more="params: {g: 0}")
     assert [diagnostic.code for diagnostic in caught.value.diagnostics] == ["KV203"]
+
+
+def test_where_orders_are_wrong_nothing_is_said_of_layers():
+    assert codes("int8", "per: layer", "c: {holds: key, order: layer token hed dim}") == ["KV302"]
 
 
 @pytest.mark.parametrize(
