@@ -119,7 +119,7 @@ class StreamSpec(_Model):
     store: Annotated[str | None, *dtype_of(CASTS, "dtype to store")] = Field(
         None, description="Cast to this type, without a scale."
     )
-    quant: QuantSpec | None = Field(None, description="Stored as codes and a scale.")
+    quant: QuantSpec = Field(None, description="Stored as codes and a scale.")
 
     @model_validator(mode="before")
     @classmethod

@@ -125,6 +125,14 @@ def test_values_of_a_scale(key: str, good: list[str], bad: list[str]):
 
 
 @pytest.mark.parametrize(
+    "stream", ["{quant: }", "{store: }", "{quant: {mode: }}", "{quant: {mode: int8, scale: {per: }}}"]
+)
+def test_an_encoding_left_empty_is_none(stream: str):
+    text = BASE + f"streams: {{key: {stream}, value: }}\n" + TAIL
+    assert [problem.code for problem in read_spec(parse(text, "f")).problems] in (["KV203"], ["KV207"])
+
+
+@pytest.mark.parametrize(
     ("clamp", "wrong"),
     [
         ("[-1, 1]", False),
