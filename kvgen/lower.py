@@ -19,30 +19,41 @@ SLOT_NUMBER = "slot_number"
 
 def lower(layout: Layout) -> tuple[Plan, ...]:
     """Every copying function of a layout's module, in the order it prints them."""
-    cache = {name: view for buffer in layout.buffers for name, view in _leaf_views(layout, buffer)}
+    cache: dict[str, list[View]] = {}
+    for buffer in layout.buffers:
+        for name, view in _leaf_views(layout, buffer):
+            cache.setdefault(name, []).append(view)
     fills = {buffer.name: tuple(_fills(layout, buffer)) for buffer in layout.buffers}
     names = tuple(stream.name for stream in layout.streams)
 
-    def params(name: str) -> dict[str, View]:
-        """Where the scale of a stream lies, its zero and the scale of its scale."""
+    def params(name: str, place: int) -> dict[str, View]:
+        """Where a stream's scale, its zero and the scale of its scale lie; each place of codes may have its own."""
         encoding = layout.stream(name).encoding
         if encoding is None or encoding.scale is None:
             return {}
         scale = encoding.scale
-        found = {"scale": cache[scale.name] if scale.stored else argument_view(scale)}
+        found = {"scale": nth(scale.name, place) if scale.stored else argument_view(scale)}
         if encoding.zero:
-            found["zero"] = cache[encoding.zero.name]
+            found["zero"] = nth(encoding.zero.name, place)
         if scale.scale:
             found["outer"] = argument_view(scale.scale)
         return found
 
+    def nth(name: str, place: int) -> View:
+        return cache[name][min(place, len(cache[name]) - 1)]
+
     def append(name: str, streams: tuple[str, ...], placement: str = "slots") -> Plan:
-        copies = tuple(Copy(s, dense_view(layout.stream(s), s), cache[s], **params(s)) for s in streams)
+        copies = tuple(
+            Copy(s, dense_view(layout.stream(s), s), view, **params(s, place))
+            for s in streams
+            for place, view in enumerate(cache[s])
+        )
         touched = dict.fromkeys(view.tensor for copy in copies for view in copy.views if view.tensor in fills)
         return Plan(name, "append", placement, copies, tuple(fill for t in touched for fill in fills[t]))
 
     def gather(name: str, placement: str) -> Plan:
-        copies = tuple(Copy(s, cache[s], dense_view(layout.stream(s), f"{s}_out"), **params(s)) for s in names)
+        """What is stored more than once is read where it lies first."""
+        copies = tuple(Copy(s, cache[s][0], dense_view(layout.stream(s), f"{s}_out"), **params(s, 0)) for s in names)
         return Plan(name, "gather", placement, copies)
 
     single = [append(f"append_{name}", (name,)) for name in names]

@@ -32,8 +32,8 @@ class View:
     """Logical axes to the elements of a tensor.
 
     ``steps`` are in storage order, slowest first, without digits of size one. ``offset`` and constant steps count
-    tensor elements of ``unit`` bytes; a value takes ``itemsize`` bytes, reached in pieces of ``access`` bytes. Codes that
-    share these bytes are told apart by the digit ``pack``.
+    tensor elements of ``unit`` bytes; a value takes ``itemsize`` bytes, reached in pieces of ``access`` bytes. Codes
+    that share these bytes are told apart by the digit ``pack``.
     """
 
     tensor: str
@@ -92,6 +92,11 @@ class Plan:
     placement: Placement
     copies: tuple[Copy, ...]
     fills: tuple[Fill, ...] = ()
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams it moves, each once, though it may be stored in several places."""
+        return tuple(dict.fromkeys(copy.stream for copy in self.copies))
 
     def tensors_of(self, copy: Copy) -> tuple[str, ...]:
         """The tensors that hold a stream and its scale on the cache's side, an argument's included."""

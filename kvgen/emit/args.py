@@ -39,8 +39,8 @@ def data_args(layout: Layout, plan: Plan) -> list[Arg]:
     """Pointers of the streams' tensors and of the buffers, in the order of the layout."""
     cache = {name for copy in plan.copies for name in plan.tensors_of(copy)}
     args = []
-    for copy in plan.copies:
-        name, dtype = plan.dense_view(copy).tensor, layout.stream(copy.stream).dtypes[0]
+    for name, stream in {plan.dense_view(copy).tensor: copy.stream for copy in plan.copies}.items():
+        dtype = layout.stream(stream).dtypes[0]
         args.append(Arg(f"{name}_ptr", f"*{TRITON_TYPES[dtype]}", name, "pointer"))
     for buffer in layout.buffers:
         if buffer.name in cache:
@@ -58,8 +58,9 @@ def _pointer(name: str, dtype: str) -> Arg:
 
 def argument_scales(layout: Layout, plan: Plan) -> list[Scale]:
     """The static scales that a function is handed, in the order of its streams."""
-    scales = (layout.stream(copy.stream).scale for copy in plan.copies)
-    return [scale for scale in scales if scale is not None and not scale.stored]
+    scales = [layout.stream(name).scale for name in plan.streams]
+    scales = [part for scale in scales if scale is not None for part in (scale, scale.scale) if part is not None]
+    return [scale for scale in scales if not scale.stored]
 
 
 def placement_args(layout: Layout, plan: Plan) -> list[Arg]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from kvgen import sizes
+from kvgen.emit.args import argument_scales
+from kvgen.emit.encoding import describe
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name
 from kvgen.layout import Buffer, Field, Holds, Layout, Pad, Place
 from kvgen.plan import Plan
@@ -37,15 +39,24 @@ def _buffer_lines(layout: Layout, buffer: Buffer) -> list[str]:
     ]
     lines.append(f"    bytes per step: {', '.join(steps)}")
     if isinstance(place.content, Holds):
-        lines.append(f"    holds {_holds(place.content)}")
+        lines.append(f"    holds {_holds(layout, place.content)}")
     else:
         for field in place.content.fields:
             lines += _field_lines(layout, field, 2)
     return lines
 
 
-def _holds(content: Holds) -> str:
-    return " and ".join(content.leaves) + (" (kv 0 and 1)" if len(content.leaves) == 2 else "")
+def _holds(layout: Layout, content: Holds) -> str:
+    kinds = dict.fromkeys(_kind(layout, leaf) for leaf in content.leaves)
+    return " and ".join(content.leaves) + (" (kv 0 and 1)" if len(content.leaves) == 2 else "") + "".join(kinds)
+
+
+def _kind(layout: Layout, leaf: str) -> str:
+    """What the values of a leaf are, where they are not those of its stream."""
+    encoding = layout.stream(layout.leaf(leaf).stream).encoding
+    if encoding is None:
+        return ""
+    return f", {describe(encoding)}" if leaf == layout.leaf(leaf).stream else f", {layout.leaf(leaf).dtypes[0]}"
 
 
 def _field_lines(layout: Layout, field: Field, depth: int) -> list[str]:
@@ -61,7 +72,7 @@ def _place_lines(layout: Layout, place: Place, offset: int, indent: str, depth: 
     span = f"{indent}bytes {offset} to {offset + (place.size or 0)}"
     order = sizes.order(layout, place)
     if isinstance(place.content, Holds):
-        return [f"{span}: {_holds(place.content)}" + (f", order {order}" if order else "")]
+        return [f"{span}: {_holds(layout, place.content)}" + (f", order {order}" if order else "")]
     lines = [f"{span}: for each of {order}, a record of {place.pitch} bytes"]
     for field in place.content.fields:
         lines += _field_lines(layout, field, depth + 1)
@@ -70,7 +81,7 @@ def _place_lines(layout: Layout, place: Place, offset: int, indent: str, depth: 
 
 def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
     """The summary line of a public function, and the lines that follow it."""
-    names = [copy.stream for copy in plan.copies]
+    names = plan.streams
     buffers = dict.fromkeys(plan.cache_view(copy).tensor for copy in plan.copies)
     joined, cache = " and ".join(names), " and ".join(buffers)
     lines: list[str] = []
@@ -84,6 +95,7 @@ def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
     lines += _placement_lines(layout, plan)
     if layout.slots.remap:
         lines.append(f"{layout.slots.remap} [slots] maps each slot number to another one, or to a negative: skipped.")
+    lines += _encoding_lines(layout, plan)
     skip = f", equals {layout.slots.skip}" if layout.slots.skip is not None else ""
     lines.append(f"A token whose slot number is negative{skip} or past the pool is skipped:")
     if plan.kind == "append":
@@ -92,6 +104,18 @@ def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
         lines.append("its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.")
     lines.append("TypeError and ValueError name the tensor that does not fit, before anything is launched.")
     return summary, tuple(lines)
+
+
+def _encoding_lines(layout: Layout, plan: Plan) -> list[str]:
+    lines = []
+    for scale in argument_scales(layout, plan):
+        shape = ", ".join(str(axis.count) for axis in scale.axes) or "1"
+        what = "values are codes times this" if scale.given == "scale" else "values are codes over this"
+        lines.append(f"{scale.argument} [{shape}], {scale.dtype}: {what}.")
+    encoded = [name for name in plan.streams if layout.stream(name).encoding]
+    if encoded and plan.kind == "gather":
+        lines.append(f"dtype is that of {' and '.join(encoded)}: float32, bfloat16 or float16, rounded once.")
+    return lines
 
 
 def _dense(layout: Layout, name: str) -> str:

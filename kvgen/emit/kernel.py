@@ -180,7 +180,7 @@ class _Builder:
     def _summary(self) -> str:
         count = "TOKENS" if self.sched.by_count else self.sched.tokens
         tokens = f"{count} tokens" if self.sched.tokens > 1 else "one token"
-        streams = [copy.stream for copy in self.plan.copies]
+        streams = self.plan.streams
         verb = "writes" if self.plan.kind == "append" else "reads"
         heads = ""
         if any(axis.name == "head" and axis.extent != 1 for axis in self.layout.stream(streams[0]).axes):

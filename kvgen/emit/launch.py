@@ -10,7 +10,7 @@ from kvgen.emit.docs import function_doc
 from kvgen.emit.kernel import Kernel
 from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, tuple_text
 from kvgen.layout import Buffer, Dim, Layout, Record, Scale, Stream, leaves_of
-from kvgen.plan import Plan
+from kvgen.plan import Copy, Plan
 from kvgen.schedule import FEW_TOKENS
 
 DECODED_DTYPES = "(torch.float32, torch.bfloat16, torch.float16)"
@@ -109,7 +109,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     """The launcher of one kernel."""
     plan = kernel.plan
     held = [b for b in layout.buffers if any(b.name in plan.tensors_of(copy) for copy in plan.copies)]
-    streams = tuple(_stream_check(layout, plan, copy.stream) for copy in plan.copies)
+    streams = tuple(dict.fromkeys(_stream_check(layout, plan, copy) for copy in plan.copies))
     summary, doc = function_doc(layout, plan)
     encoded = any(layout.stream(copy.stream).encoding for copy in plan.copies)
     parameters = tuple(_parameters(layout, plan, held))
@@ -126,9 +126,9 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         ),
         streams=streams,
         scales=tuple(_scale_check(layout, scale) for scale in argument_scales(layout, plan)),
-        outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=True)),
-        count=len(plan.copies),
-        first_out=f"_outs(out, {len(plan.copies)})[0]" if len(plan.copies) > 1 else "out",
+        outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False)),
+        count=len(plan.streams),
+        first_out=f"_outs(out, {len(plan.streams)})[0]" if len(plan.streams) > 1 else "out",
         out_ndim=len(layout.stream(plan.copies[0].stream).axes) + 1,
         slots="slot_mapping" if plan.kind == "append" else "slots",
         kernel=kernel,
@@ -153,7 +153,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         world=layout.slots.shard.world if layout.slots.shard else 1,
         uses=kernel.uses
         | {
-            "several": len(plan.copies) > 1,
+            "several": len(plan.streams) > 1,
             "kept": plan.kind == "append" and plan.placement == "slots",
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },
@@ -283,9 +283,8 @@ def _rest_text(layout: Layout, buffer: Buffer, digit: Digit) -> str:
     return name if digit.div == 1 else f"({name} // {digit.div})"
 
 
-def _stream_check(layout: Layout, plan: Plan, name: str) -> StreamCheck:
-    stream = layout.stream(name)
-    copy = next(c for c in plan.copies if c.stream == name)
+def _stream_check(layout: Layout, plan: Plan, copy: Copy) -> StreamCheck:
+    name, stream = copy.stream, layout.stream(copy.stream)
     buffer = layout.buffer(plan.cache_view(copy).tensor)
     shape = []
     for axis in stream.axes:
@@ -308,7 +307,7 @@ def _stream_check(layout: Layout, plan: Plan, name: str) -> StreamCheck:
 
 def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
     slots = layout.slots
-    names = [c.stream for c in plan.copies] if plan.kind == "append" else []
+    names = list(plan.streams) if plan.kind == "append" else []
     names += [buffer.name for buffer in held]
     names += {
         "slots": ["slot_mapping" if plan.kind == "append" else "slots"],
