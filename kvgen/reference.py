@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvgen.layout import Layout, Stream, leaves_of
 from kvgen.quant import rows as encoded
-from kvgen.views import ByteView, extents, leaf_views, num_slots, pad_views
+from kvgen.views import ByteView, extents, leaf_places, leaf_views, num_slots, pad_views
 
 __all__ = [
     "ByteView",
@@ -25,6 +25,7 @@ __all__ = [
     "fill_slots",
     "gather",
     "gather_paged",
+    "leaf_places",
     "leaf_views",
     "locate",
     "num_slots",
@@ -98,21 +99,23 @@ class _Pool:
 
     def __init__(self, layout: Layout, buffers: Mapping[str, Tensor], layer: int, scales: Mapping[str, Tensor]) -> None:
         self.sizes, self.layer, self.scales = extents(layout, buffers), layer, scales
-        self.views = {name: view.select("layer", layer) for name, view in leaf_views(layout, buffers).items()}
+        self.places = leaf_places(layout, buffers)
 
     def shape(self, stream: Stream) -> list[int]:
         return [axis.extent if axis.extent is not None else self.sizes[axis.name] for axis in stream.axes]
 
     def read(self, leaf: str, numbers: Tensor, shape: list[int]) -> Tensor:
         """Bytes ``[n, *shape[:-1], shape[-1] · itemsize]`` of a leaf; of one that all tokens share, n times."""
-        view = self.views[leaf]
+        view = self.places[leaf][0].select("layer", self.layer)
         return view.tensor[view.at(numbers, self.sizes["slot"])].reshape(len(numbers), *shape[:-1], -1)
 
     def write(self, leaf: str, numbers: Tensor, elements: Tensor) -> None:
-        view = self.views[leaf]
+        """Elements ``[n, …]``, in logical order, to every place of a leaf."""
         data = elements.contiguous().view(torch.uint8)
-        index = view.at(numbers, self.sizes["slot"])
-        view.tensor[index] = data.reshape(len(numbers), *view.tensor.shape[view.token_dims :])
+        for place in self.places[leaf]:
+            view = place.select("layer", self.layer)
+            index = view.at(numbers, self.sizes["slot"])
+            view.tensor[index] = data.reshape(len(numbers), *view.tensor.shape[view.token_dims :])
 
     def static_scale(self, stream: Stream, numbers: Tensor) -> encoded.Given | None:
         """The scale that codes are written with; None where there is none, or none yet."""

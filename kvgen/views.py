@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kvgen.axes import Digit
-from kvgen.layout import Buffer, Dim, Holds, Layout, Pad, Place, Record, leaves_of
+from kvgen.layout import Buffer, Dim, Holds, Layout, Pad, Place, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,8 @@ def extents(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, int]:
     sizes = {} if layout.block_size is None else {"slot": layout.block_size}
     for _ in range(4):
         for name, tensor in buffers.items():
-            place = layout.buffer(name).place
-            stepped = {a.name for leaf in leaves_of(place) for a in layout.leaf(leaf).axes if a.step > 1}
-            for i, dim in enumerate(place.dims):
-                # The number of groups does not say how long the last one is.
-                if not any(digit.axis in stepped for digit in dim.digits):
-                    _learn(sizes, dim, tensor.shape[i], name)
+            for i, dim in enumerate(layout.buffer(name).place.dims):
+                _learn(sizes, dim, tensor.shape[i], name)
     return sizes
 
 
@@ -86,7 +82,7 @@ def _learn(sizes: dict[str, int], dim: Dim, length: int, buffer: str) -> None:
 
 
 def _size(digit: Digit, sizes: Mapping[str, int]) -> int:
-    return digit.size if digit.size is not None else -(-sizes[digit.axis] // digit.div)
+    return digit.size if digit.size is not None else sizes[digit.axis] // digit.div
 
 
 def num_slots(layout: Layout, buffers: Mapping[str, Tensor]) -> int:
@@ -95,16 +91,21 @@ def num_slots(layout: Layout, buffers: Mapping[str, Tensor]) -> int:
     return sizes["block"] * sizes["slot"]
 
 
-def leaf_views(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, ByteView]:
-    """Where each leaf that lies in ``buffers`` is; a leaf of a pair is already held at its side of ``kv``."""
+def leaf_places(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, list[ByteView]]:
+    """Every place of each leaf that lies in ``buffers``; a leaf of a pair is already held at its side of ``kv``."""
     sizes = extents(layout, buffers)
-    views = {}
+    places: dict[str, list[ByteView]] = {}
     for name, tensor in buffers.items():
         for content, view in _parts(layout.buffer(name), tensor, sizes):
             if isinstance(content, Holds):
                 for side, leaf in enumerate(content.leaves):
-                    views[leaf] = view.select("kv", side)
-    return views
+                    places.setdefault(leaf, []).append(view.select("kv", side))
+    return places
+
+
+def leaf_views(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, ByteView]:
+    """Where each leaf that lies in ``buffers`` is read: the first of its places."""
+    return {leaf: places[0] for leaf, places in leaf_places(layout, buffers).items()}
 
 
 def pad_views(layout: Layout, buffers: Mapping[str, Tensor]) -> list[tuple[str, Pad, ByteView]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -349,6 +350,13 @@ def test_scales_are_rounded_and_saturate(dtype: str, value: float, element: floa
     stored = store(dtype, torch.tensor([value]))
     assert stored.dtype == (torch.uint8 if dtype.startswith("float8") else getattr(torch, dtype))
     assert load(dtype, stored).item() == element
+
+
+def test_computed_scales_saturate() -> None:
+    scale = scale_of("fp8_e4m3", code_range=0.5, encode="exact")
+    for grid in ("any", "pow2"):
+        made = dynamic_scale(replace(scale, grid=grid), torch.tensor([3e38]))
+        assert made.exact.item() == made.stored.item() == LARGEST
 
 
 def test_the_stored_scale_encodes() -> None:

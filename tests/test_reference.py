@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kvgen import reference
+from kvgen.axes import Digit
 from kvgen.harness.pools import GEOMETRIES, PoolFactory
 from kvgen.resolve import load_text
 from tests.addresses import check_views
@@ -185,6 +186,15 @@ def test_record_parts_are_written_apart() -> None:
     assert pool[0, 0, 528:].unique().tolist() == [0xAB]
 
 
+def test_plain_values_beside_codes_are_of_their_own_types() -> None:
+    layout = load_text(RECORD)
+    pool = {"cache": torch.zeros(2, 4, 656, dtype=torch.uint8)}
+    for asked in (torch.float32, torch.float16, None):
+        rows = reference.gather(layout, pool, torch.tensor([0]), dtype=asked)
+        assert rows["latent"].dtype == (asked or torch.bfloat16)
+        assert rows["rope"].dtype == (torch.float16 if asked == torch.float16 else torch.bfloat16)
+
+
 def test_planar_page() -> None:
     """All codes of a page, then all its scales: token 1 of block 1."""
     layout = load_text(shipped_text("indexer_planar").replace("block_size: 64", "block_size: 4"))
@@ -281,3 +291,14 @@ buffers: {key_cache: {holds: key, order: block slot head dim}}
     reference.append(layout, {"key": key}, {"key_cache": cache}, torch.tensor([0]))
     assert cache[0, 0, 0].tolist() == [1.0, float("inf"), 0.0, 65504.0]
     assert reference.gather(layout, {"key_cache": cache}, torch.tensor([0]))["key"].dtype == torch.float32
+
+
+def test_a_slot_is_found_in_its_group() -> None:
+    """What varies over pairs of slots, over blocks alone, and over slots alone."""
+    pairs = reference.ByteView(torch.zeros(3, 2, 4), (Digit("block", 1, None), Digit("slot", 2, 2)))
+    blocks = reference.ByteView(torch.zeros(3, 4), (Digit("block", 1, None),))
+    slots = reference.ByteView(torch.zeros(2, 2, 4), (Digit("slot", 2, 2), Digit("slot", 1, 2)))
+    numbers = torch.tensor([0, 1, 6, 11])
+    assert [x.tolist() for x in pairs.at(numbers, 4)] == [[0, 0, 1, 2], [0, 0, 1, 1]]
+    assert [x.tolist() for x in blocks.at(numbers, 4)] == [[0, 0, 1, 2]]
+    assert [x.tolist() for x in slots.at(numbers, 4)] == [[0, 0, 1, 1], [0, 1, 0, 1]]

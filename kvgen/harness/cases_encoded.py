@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kvgen import reference
 from kvgen.harness.bench import Bench, Case
 from kvgen.harness.cases_refuse import refuse
 from kvgen.harness.pools import Pool
 from kvgen.harness.values import STATIC, edge_rows, static_scales
-from kvgen.layout import Layout, leaves_of
+from kvgen.layout import Layout, Scale, leaves_of
+from kvgen.quant.scales import dynamic_scale
 
 OUTPUTS = ("float32", "bfloat16", "float16")
 TOKENS = 5
 
-EDGE_SCALES = (0, 2)
-"""Which static scales are tried on every edge: two that are no powers of two, and two that are."""
+EDGE_SCALES = (0, 2, 4)
+"""Which static scales are tried on every edge: any, powers of two, and those whose inverse is far off."""
 
 Args = dict[str, Any]
 
@@ -94,9 +97,32 @@ def _scales(bench: Bench, turn: int) -> None:
 
 
 def _gather(bench: Bench, kind: torch.dtype, out: str | None) -> None:
-    """Every byte a pool may hold, NaN codes and scales that are no numbers included."""
-    slots = [*bench.slots(11), -1]
-    bench.gather(bench.pool(), bench.tensor(slots), dtype=kind, out=out)
+    """Every code there is; scales that are none, of any bit pattern, and such as are stored."""
+    pool = bench.pool()
+    live = bench.tensor(bench.slots(11))
+    for stream in bench.layout.streams:
+        if stream.encoding and stream.encoding.mode != "cast":
+            _put(bench, pool, stream.name, live, lambda n: torch.arange(n) + 256)
+            if stream.scale and stream.scale.stored:
+                _put(bench, pool, stream.scale.name, live[::2], lambda n, s=stream.scale: _plain_scales(s, n))
+    pool.written = True
+    bench.gather(pool, torch.cat([live, bench.tensor([-1])]), dtype=kind, out=out)
+
+
+def _plain_scales(scale: Scale, nbytes: int) -> Tensor:
+    """Bytes of scales from 2^-10 to 2^9."""
+    count = nbytes // (1 if scale.dtype.startswith("float8") else getattr(torch, scale.dtype).itemsize)
+    made = dynamic_scale(replace(scale, code_range=1.0, floor_on=None), 1.3 * 2.0 ** (torch.arange(count) % 20 - 10))
+    return made.stored.view(torch.uint8)
+
+
+def _put(bench: Bench, pool: Pool, leaf: str, numbers: Tensor, bytes_of: Callable[[int], Tensor]) -> None:
+    """Fill a leaf of some slots, in the module's buffers and in the reference's."""
+    for tensors in (pool.actual, pool.expected):
+        view = reference.leaf_views(bench.layout, tensors)[leaf].select("layer", bench.layer or 0)
+        index = view.at(numbers, bench.sizes.block_size)
+        part = view.tensor[index]
+        view.tensor[index] = bytes_of(part.numel()).to(torch.uint8).to(bench.device).view(part.shape)
 
 
 def _changes() -> Iterator[tuple[str, Callable[[Args, str], Args]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvgen import reference
 from kvgen.harness.pools import Pool
-from kvgen.layout import Layout, leaves_of
+from kvgen.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,7 @@ def describe(layout: Layout, pool: Pool, buffer: str, at: int, written: Written)
     """What the byte at offset ``at`` of a buffer's storage is, and whether the call had any business there."""
     storage = pool.storages[buffer]
     wanted, got = int(storage.expected[at]), int(storage.actual[at])
-    for leaf, view in reference.leaf_views(layout, pool.expected).items():
-        if leaf not in leaves_of(layout.buffer(buffer).place):
-            continue
+    for leaf, view in _views_in(layout, pool, buffer):
         index = find(view.tensor, at)
         if index is None:
             continue
@@ -127,6 +125,12 @@ def describe(layout: Layout, pool: Pool, buffer: str, at: int, written: Written)
     start = storage.placement.offset * layout.buffer(buffer).unit
     where = f"byte outside every addressed value: {buffer}, padding, {at - start:+} bytes from the tensor's first"
     return Difference(where, wanted, got, buffer)
+
+
+def _views_in(layout: Layout, pool: Pool, buffer: str) -> Iterator[tuple[str, reference.ByteView]]:
+    storage = pool.expected[buffer].untyped_storage().data_ptr()
+    for leaf, views in reference.leaf_places(layout, pool.expected).items():
+        yield from ((leaf, view) for view in views if view.tensor.untyped_storage().data_ptr() == storage)
 
 
 def _whose(written: Written, stream: str, number: int, axes: dict[str, int]) -> str:

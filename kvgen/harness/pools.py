@@ -84,7 +84,7 @@ def tensor_shape(layout: Layout, buffer: Buffer, sizes: Sizes) -> tuple[int, ...
     """The buffer's shape in elements: one dimension per dimension of its order, then its record."""
     shape = []
     for dim in buffer.place.dims:
-        digits = (d.size if d.size is not None else -(-sizes.of(d.axis) // d.div) for d in dim.digits)
+        digits = (d.size if d.size is not None else sizes.of(d.axis) // d.div for d in dim.digits)
         shape.append(math.prod(digits))
     if isinstance(buffer.place.content, Record):
         shape.append(buffer.place.content.size // buffer.unit)

@@ -15,8 +15,11 @@ from kvgen.quant import MODES
 from kvgen.quant.fp8 import GRIDS
 from kvgen.quant.scales import store
 
-STATIC = (0.013, 37.0, 1.0, 0.25, 1.7e-5, 2048.0)
+STATIC = (0.013, 37.0, 1.0, 0.25, 7.0, 41.0)
 """Static scales: the streams of a layout start at different ones."""
+
+FACTORS = (1.0, -1.0, 0.25, -8.0, 7.0, 13.0, -15.0)
+"""What rows are multiplied by. A product with the inverse of 7, 13 or 15 misses what a division by it meets."""
 
 
 def random_values(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -64,7 +67,7 @@ def edge_rows(stream: Stream, shape: tuple[int, ...], dtype: torch.dtype, static
     top = encoding.scale.code_range if encoding.scale and encoding.scale.dynamic else boundaries[-1]
     # The largest code stands first in every group, so that a computed scale is a power of two.
     firsts = torch.arange(width) % shape[-1] % (stream.group or shape[-1]) == 0
-    for factor in (1.0, -1.0, 0.25, -8.0):
+    for factor in FACTORS:
         for start in range(0, len(boundaries), width // 2 + 1):  # each lies in two rows, at another place of its group
             row = torch.where(firsts, top, _repeat(boundaries[start:] + boundaries[:start], width))
             rows.append(row * (factor * static))
