@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.diagnostics import KvgenError
+from kvgen.quant import MODES
 from kvgen.resolve import load_text
 from kvgen.spec import (
     RESERVED,
@@ -29,12 +30,14 @@ from kvgen.spec import (
     KernelSpec,
     PadSpec,
     PlaceSpec,
+    QuantSpec,
+    ScaleSpec,
     ShardSpec,
     SlotsSpec,
     Spec,
     StreamSpec,
 )
-from kvgen.values import ITEMSIZE
+from kvgen.values import CASTS, ITEMSIZE, RESERVED_MODES, SCALE_DTYPES
 from tests.command import kvgen
 from tests.generated import ROOT, SHIPPED
 from tools import make_docs
@@ -158,17 +161,19 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_language_page_has_every_key_and_type() -> None:
-    models = (Spec, AxesSpec, StreamSpec, PlaceSpec, PadSpec, SlotsSpec, ShardSpec, KernelSpec)
+    streams = (StreamSpec, QuantSpec, ScaleSpec)
+    models = (Spec, AxesSpec, *streams, PlaceSpec, PadSpec, SlotsSpec, ShardSpec, KernelSpec)
     keys = {key for model in models for key in model.model_fields}
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", LANGUAGE))))
-    assert keys | ITEMSIZE.keys() <= words
+    assert keys | ITEMSIZE.keys() | MODES.keys() | {*SCALE_DTYPES, *CASTS, *RESERVED_MODES} <= words
 
 
 def test_the_language_page_lists_what_is_reserved() -> None:
     section = LANGUAGE.partition("## Reserved keys\n")[2]
     rows = [row.split("|")[1:3] for row in re.findall(r"^\|.*$", section, re.M)[2:]]
     listed = {key: where.strip() for keys, where in rows for key in re.findall(r"`(\w+)`", keys)}
-    assert listed == {key: "a stream" if owner else "the layout" for key, owner in RESERVED.items()}
+    names = {Spec: "the layout", StreamSpec: "a stream", QuantSpec: "an encoding", ScaleSpec: "a scale"}
+    assert listed == {key: names[owners[0]] for key, owners in RESERVED.items()}
 
 
 def test_tests_that_the_docs_name_exist() -> None:

@@ -41,7 +41,7 @@ def data_args(layout: Layout, plan: Plan) -> list[Arg]:
     args = []
     for name, stream in {plan.dense_view(copy).tensor: copy.stream for copy in plan.copies}.items():
         dtype = layout.stream(stream).dtypes[0]
-        args.append(Arg(f"{name}_ptr", f"*{TRITON_TYPES[dtype]}", name, "pointer"))
+        args.append(_pointer(name, dtype))
     for buffer in layout.buffers:
         if buffer.name in cache:
             args.append(_pointer(buffer.name, buffer.dtypes[0]))
@@ -51,9 +51,10 @@ def data_args(layout: Layout, plan: Plan) -> list[Arg]:
 
 
 def _pointer(name: str, dtype: str) -> Arg:
-    """A pointer to a tensor; Triton has no name for exponent bytes, and takes them as bytes."""
-    value = f"{name}.view(torch.uint8)" if dtype == "float8_e8m0fnu" else name
-    return Arg(f"{name}_ptr", f"*{TRITON_TYPES[dtype]}", value, "pointer")
+    """A pointer to a tensor. What takes a byte is handed over as bytes: not every backend knows every type of them."""
+    if dtype in TRITON_TYPES:
+        return Arg(f"{name}_ptr", f"*{TRITON_TYPES[dtype]}", name, "pointer")
+    return Arg(f"{name}_ptr", "*u8", f"{name}.view(torch.uint8)", "pointer")
 
 
 def argument_scales(layout: Layout, plan: Plan) -> list[Scale]:

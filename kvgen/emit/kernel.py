@@ -40,7 +40,6 @@ class Kernel:
     args: tuple[Arg, ...]
     constants: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
-    bytewise: tuple[str, ...]  # pointers to values of one byte, whatever their type
     copies: tuple[CopyContext, ...]
     fills: tuple[FillContext, ...]
     block_size: str
@@ -116,7 +115,6 @@ class _Builder:
             args=tuple(self._args()),
             constants=tuple(self.constants.items()),
             definitions=tuple(self.definitions.items()),
-            bytewise=self._bytewise(),
             copies=copies,
             fills=fills,
             block_size=block_size_name(layout),
@@ -129,12 +127,6 @@ class _Builder:
             in_range=", mask=in_range, other=-1" if self.tiled else "",
             uses=uses,
         )
-
-    def _bytewise(self) -> tuple[str, ...]:
-        """Pointers to values of one byte that a tensor may hold under another type."""
-        bytes_already = {buffer.name for buffer in self.layout.buffers if buffer.dtypes == ("uint8",)}
-        views = [view for copy in self.plan.copies for view in copy.views if view.itemsize == view.unit == 1]
-        return tuple(dict.fromkeys(f"{view.tensor}_ptr" for view in views if view.tensor not in bytes_already))
 
     def _valid(self) -> str:
         """The condition on a slot number: all of it, or what comes before the remap table."""

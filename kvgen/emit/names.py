@@ -7,18 +7,7 @@ from collections.abc import Sequence
 from kvgen.layout import Layout
 from kvgen.lower import SLOT_NUMBER
 
-TRITON_TYPES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "uint8": "u8",
-    "int8": "i8",
-    "float8_e4m3fn": "fp8e4nv",
-    "float8_e5m2": "fp8e5",
-    "float8_e4m3fnuz": "fp8e4b8",
-    "float8_e5m2fnuz": "fp8e5b16",
-    "float8_e8m0fnu": "u8",
-}
+TRITON_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "u8"}
 
 
 def one_dim(layout: Layout) -> bool:
