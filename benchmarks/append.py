@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import triton
 
+from kvgen import sizes
 from kvgen.emit import render_layout
 from kvgen.layout import KernelHints, Layout, ScheduleHints
 from kvgen.resolve import load
@@ -111,7 +112,8 @@ def torch_append(layout: Layout, buffers, streams, slots) -> bool:
     size = layout.block_size
     for buffer, tensor in zip(layout.buffers, buffers, strict=True):
         place = buffer.place
-        if layout.layers or not isinstance(place.content, Holds):
+        encoded = any(stream.encoding for stream in layout.streams)
+        if layout.layers or encoded or not isinstance(place.content, Holds):
             return False
         names, view = [], tensor
         for i in reversed(range(len(place.dims))):
@@ -161,6 +163,9 @@ def flashinfer_calls(layout: Layout, buffers, sets):
 
 def module_call(module, layout, buffers, streams, slots):
     extra = [torch.arange(POOL_TOKENS, device="cuda")] if layout.slots.remap else []
+    for stream in layout.streams:
+        if stream.scale and not stream.scale.stored:
+            extra.append(torch.full([a.count for a in stream.scale.axes] or [1], 0.013, device="cuda"))
     keywords = {"layer": 1} if layout.layers else {}
     return lambda: module.append(*streams, *buffers, slots, *extra, **keywords)
 
@@ -182,7 +187,8 @@ def measure(layout: Layout, folder: Path, token_counts, sweep: bool) -> list[dic
     rows = []
     for tokens in token_counts:
         sets = inputs(layout, tokens, blocks)
-        moved = 2 * 2 * tokens * sum(torch.Size([a.extent for a in s.axes]).numel() for s in layout.streams)
+        values = sum(torch.Size([a.extent for a in s.axes]).numel() for s in layout.streams)
+        moved = tokens * (2 * values + sizes.token_bytes(layout).value)  # read and written
         calls = [module_call(module, layout, buffers, *item) for item in sets]
         row = {"layout": layout.name, "tokens": tokens, "bytes": moved, "kvgen_us": graph_time(calls)}
         row["eager_us"] = eager_time(calls[0]) if tokens == token_counts[0] else None
