@@ -8,8 +8,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import triton.language as tl
 
 from kvgen import harness, quant, reference
+from kvgen.harness.interpreter import exact_widening
 from kvgen.harness.values import edge_rows
 from kvgen.layout import Layout
 from kvgen.quant import fp8, int8, rows, scales
@@ -367,3 +369,20 @@ def test_edges_are_there(layout: Layout) -> None:
             for tie in (1.0625, 1.1875, 2**-10) if largest == 448 else (0.5, 1.5, 126.5):
                 assert (values == tie).any()
                 assert (values == -tie).any()
+
+
+def test_the_interpreter_widens_exactly_while_cases_run() -> None:
+    """Triton's own conversion loses bits of subnormals; it is back in place afterwards."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    original = interpreter._convert_float
+    values = torch.arange(0x7F80, dtype=torch.int16)
+
+    def widened() -> torch.Tensor:
+        data = interpreter._convert_float(values.numpy().view("uint16"), tl.bfloat16, tl.float32, None)
+        return torch.from_numpy(data.view("float32"))
+
+    with exact_widening("cpu"):
+        assert torch.equal(widened(), values.view(torch.bfloat16).float())
+    assert interpreter._convert_float is original
+    with exact_widening("cuda"):
+        assert interpreter._convert_float is original

@@ -15,6 +15,7 @@ from kvgen.harness.cases_graph import graph_cases
 from kvgen.harness.cases_refuse import refusal_cases
 from kvgen.harness.cases_slots import slot_cases
 from kvgen.harness.compare import Mismatch
+from kvgen.harness.interpreter import exact_widening
 from kvgen.harness.pools import HUGE_ELEMENTS, PoolFactory
 from kvgen.harness.report import Report, Result
 from kvgen.layout import Layout
@@ -48,7 +49,9 @@ def run(
         if unknown:
             raise ValueError(f"no case is named {', '.join(sorted(unknown))}")
         found = [c for c in found if c.name in wanted or c.name.split("/")[0] in wanted]
-    return Report(layout.name, device, seed, tuple(_run(case, layout, module, pools, seed) for case in found))
+    with exact_widening(device):
+        results = tuple(_run(case, layout, module, pools, seed) for case in found)
+    return Report(layout.name, device, seed, results)
 
 
 def _run(case: Case, layout: Layout, module: Any, pools: PoolFactory, seed: int) -> Result:
