@@ -13,7 +13,7 @@ from kvgen.lower import coalesce
 from kvgen.plan import Plan, View
 from kvgen.schedule import VECTOR
 
-Role = Literal["pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit"]
+Role = Literal["pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit", "native"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Arg:
     """A kernel argument: its name, its Triton type, and the launcher's expression for it.
 
     Pointers, strides and extents are specialised on their divisibility by 16, counts and the index of a layer are not;
-    an ``optional`` pointer may be None; ``tile``, ``tokens``, ``flag`` and ``unit`` are constexpr.
+    an ``optional`` pointer may be None; ``tile``, ``tokens``, ``flag``, ``unit`` and ``native`` are constexpr.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Arg:
 
     @property
     def declaration(self) -> str:
-        return f"{self.name}: tl.constexpr" if self.role in ("tile", "tokens", "flag", "unit") else self.name
+        return f"{self.name}: tl.constexpr" if self.role in ("tile", "tokens", "flag", "unit", "native") else self.name
 
 
 def data_args(layout: Layout, plan: Plan) -> list[Arg]:

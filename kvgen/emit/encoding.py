@@ -17,6 +17,8 @@ FP8 = {
     "float8_e4m3fnuz": "fp8_e4m3fnuz",
     "float8_e5m2fnuz": "fp8_e5m2fnuz",
 }
+NATIVE = ("float8_e4m3fn", "float8_e5m2")
+"""Codes that sm_90 and later cast to as the integer recipe does, and quicker."""
 INTEGERS = ("int8", "int4", "uint4")
 WIDE = {"float32": "tl.float32", "float16": "tl.float16", "bfloat16": "tl.bfloat16"}
 
@@ -41,8 +43,10 @@ def encoder(encoding: Encoding) -> str:
 
 
 def limits(encoding: Encoding) -> str:
-    """What an encoder takes beside the values: the codes that integers are clamped to."""
-    return "".join(f", {float(limit)!r}" for limit in encoding.clamp) if encoding.code in INTEGERS else ""
+    """What an encoder takes beside the values: the codes that integers are clamped to, or whether casts are native."""
+    if encoding.code in INTEGERS:
+        return "".join(f", {float(limit)!r}" for limit in encoding.clamp)
+    return ", NATIVE" if encoding.code in NATIVE else ""
 
 
 def decoder(encoding: Encoding) -> str:
@@ -137,6 +141,7 @@ def build_scale(
         pow2=scale.grid == "pow2" and not e8m0,
         grid=f"_pow2_{scale.exponent}",
         stored_as=stored_as,
+        cast_limits=", False" if scale.dtype in NATIVE else "",
         rounds=bool(stored_as),
         decode={"float8_e4m3fn": "_fp8_e4m3_values", "float8_e8m0fnu": "_e8m0_values"}.get(scale.dtype, "_to_float32"),
         as_stored=scale.encode == "stored",
@@ -243,8 +248,17 @@ class Fp8:
         return (1 << self.mantissa_bits) - 1
 
     @property
-    def widen(self) -> int:
-        return self.shift
+    def triton(self) -> str:
+        """Triton's type of it, where some target casts to it as the integers here do."""
+        return {"fp8_e4m3": "tl.float8e4nv", "fp8_e5m2": "tl.float8e5"}.get(self.name, "")
+
+    @property
+    def native(self) -> bool:
+        return bool(self.triton)
+
+    @property
+    def native_parameter(self) -> str:
+        return ", native: tl.constexpr" if self.native else ""
 
     @property
     def bias_bits(self) -> str:

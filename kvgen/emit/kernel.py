@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from kvgen.axes import Axis
 from kvgen.emit.args import Arg, data_args, placement_args, stride_factors, stride_unit
 from kvgen.emit.encoding import (
+    NATIVE,
     build_scale,
     build_zero,
     code_type,
@@ -214,6 +215,7 @@ class _Builder:
             encode=encoder(encoding) if encoding else "",
             encode_limits=limits(encoding) if encoding else "",
             decode=decoder(encoding) if encoding else "",
+            decode_limits=", NATIVE" if encoding and encoding.code in NATIVE else "",
             scaled=copy.scale is not None,
             scale=self._scale(copy, tile, variables) if copy.scale else None,
             zeroed=copy.zero is not None,
@@ -475,6 +477,8 @@ class _Builder:
             args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit"))
         if self.sched.by_count:
             args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
+        if any(e and e.code in NATIVE for e in (layout.stream(name).encoding for name in plan.streams)):
+            args.append(Arg("NATIVE", "constexpr", "_native(device)", "native"))
         if plan.kind == "gather":
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))
         # What changes from call to call comes first.

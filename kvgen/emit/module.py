@@ -60,6 +60,7 @@ class Module:
     allocate_result: str
     allocations: tuple[Allocation, ...]
     allocation_names: tuple[str, ...]
+    casts: bool
     scaled: bool
     uses_codes: bool
     codes: dict[str, bool]
@@ -89,6 +90,7 @@ def build_module(layout: Layout) -> Module:
         allocate_result=f": {', '.join(b.name for b in layout.buffers)}" if several else "",
         allocations=tuple(_allocation(layout, buffer) for buffer in layout.buffers),
         allocation_names=tuple(buffer.name for buffer in layout.buffers),
+        casts=any(arg.role == "native" for kernel in kernels for arg in kernel.args),
         scaled=any(stream.scale and not stream.scale.stored for stream in layout.streams),
         uses_codes=bool(helpers(layout)),
         codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},

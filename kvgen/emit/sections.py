@@ -63,6 +63,7 @@ class ScaleContext:
     pow2: bool
     grid: str  # the function that puts a scale on its grid of powers of two
     stored_as: str  # the function that rounds a scale to its own type
+    cast_limits: str  # what that takes beside the scale
     rounds: bool  # whether the stored scale is not the exact one
     as_stored: bool  # whether it is the stored one that encodes
     decode: str  # the function that reads a stored scale
@@ -104,6 +105,7 @@ class CopyContext:
     encode: str
     encode_limits: str
     decode: str
+    decode_limits: str
     scaled: bool
     scale: ScaleContext | None
     zeroed: bool

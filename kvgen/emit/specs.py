@@ -10,6 +10,9 @@ from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.layout import Layout
 from kvgen.lower import lower
 
+BY_TARGET = "by target"
+"""The value of a constexpr that depends on the target: whether it casts to 8-bit floats as the integer recipe does."""
+
 DYNAMIC_TILE = 8
 """The side that a tile of an extent known at launch is compiled with."""
 
@@ -54,7 +57,13 @@ def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
 
 
 def _spec(kernel: Kernel, form: str, chosen: Mapping[str, object]) -> KernelSpec:
-    plain = {"tile": DYNAMIC_TILE, "tokens": kernel.schedule.tokens, "flag": False, "unit": kernel.stride_unit}
+    plain = {
+        "tile": DYNAMIC_TILE,
+        "tokens": kernel.schedule.tokens,
+        "flag": False,
+        "unit": kernel.stride_unit,
+        "native": BY_TARGET,
+    }
     values = plain | {"optional": None} | chosen
     signature: dict[str, str] = {}
     constexprs: dict[str, object] = {}
