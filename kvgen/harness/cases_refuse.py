@@ -60,8 +60,8 @@ def _source_changes(layout: Layout, name: str) -> Iterator[tuple[str, Change]]:
     yield "no_tensor", lambda x: x.tolist()
     for i, axis in enumerate(axes, start=1):
         if axis.extent is not None:
-            yield f"more_{axis.name}", lambda x, i=i: torch.cat([x, x], dim=i)
-            yield f"one_more_{axis.name}", lambda x, i=i: torch.cat([x, x.narrow(i, 0, 1)], dim=i)
+            yield f"more_{axis.name}", lambda x, i=i: _longer(x, i, x.shape[i])
+            yield f"one_more_{axis.name}", lambda x, i=i: _longer(x, i, 1)
             if axis.extent > 1:
                 yield f"one_less_{axis.name}", lambda x, i=i: x.narrow(i, 0, x.shape[i] - 1)
 
@@ -87,7 +87,7 @@ def _buffer_changes(layout: Layout, name: str) -> Iterator[tuple[str, Change]]:
             yield f"expanded_dim{i}", lambda x, i=i: x.narrow(i, 0, 1).expand(x.shape)
         if dim.size > 1:
             yield f"one_less_dim{i}", lambda x, i=i: x.narrow(i, 0, x.shape[i] - 1)
-        yield f"one_more_dim{i}", lambda x, i=i: torch.cat([x, x.narrow(i, 0, 1)], dim=i)
+        yield f"one_more_dim{i}", lambda x, i=i: _longer(x, i, 1)
     if buffer.ndim > len(buffer.place.dims):
         yield "one_less_record", lambda x: x[..., :-1]
 
@@ -236,3 +236,9 @@ def _mapping_cases() -> Iterator[Case]:
         args.update(context_lens=lens, query_start_loc=torch.cat([lens, lens[:1]]))
 
     yield case("lens_without_count", "num_tokens", lens_without_count)
+
+
+def _longer(tensor: Tensor, dim: int, by: int) -> Tensor:
+    """The tensor with its first ``by`` slices once more at the end; not every type can be concatenated."""
+    plain = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+    return torch.cat([plain, plain.narrow(dim, 0, by)], dim=dim).view(tensor.dtype)
