@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator
 
 from kvgen.axes import Digit
-from kvgen.layout import Buffer, Dim, Encoding, Holds, KernelHints, Layout, Pad, Place, Scale, Stream, leaves_of
+from kvgen.layout import Buffer, Dim, Encoding, Holds, KernelHints, Layout, Pad, Place, Scale, Stream, Zero, leaves_of
+from kvgen.packing import unpacked
 from kvgen.quant import MODES, Mode
-from kvgen.values import DEFAULT_DTYPES, SCALE_DTYPES
+from kvgen.values import DEFAULT_DTYPES, SCALE_DTYPES, ZERO_DTYPES
 
 _CONTIGUOUS = {"block": "request", "slot": "position"}
 
@@ -39,7 +40,7 @@ def order(layout: Layout, place: Place, above: tuple[Dim, ...] = ()) -> str:
     for axis in axes:  # of several extents the largest: what is topmost there is topmost in all
         extents[axis.name] = None if axis.reach is None else max(axis.reach, extents.get(axis.name) or 0)
     seen = {digit.axis for dim in above for digit in dim.digits}
-    return " ".join(_dim(layout, dim, extents, seen) for dim in place.dims)
+    return " ".join(_dim(layout, dim, extents, seen) for dim in unpacked(place))
 
 
 def _dim(layout: Layout, dim: Dim, extents: dict[str, int | None], seen: set[str]) -> str:
@@ -106,7 +107,17 @@ def _encoding(layout: Layout, encoding: Encoding) -> dict[str, str]:
         parts["round"] = encoding.rounding
     if encoding.clamp != mode.clamp:
         parts["clamp"] = f"[{encoding.clamp[0]}, {encoding.clamp[1]}]"
+    if encoding.zero is not None and (zero := _zero(encoding.zero)):
+        parts["zero"] = _flow(zero)
     return {"quant": _flow(parts | {"scale": _flow(_scale(layout, encoding.scale, mode))})}
+
+
+def _zero(zero: Zero) -> dict[str, str]:
+    """What a zero says beyond a minimum in float16."""
+    parts = {} if zero.kind == "minimum" else {"kind": zero.kind}
+    if zero.dtype != ZERO_DTYPES[zero.kind][0]:
+        parts["dtype"] = zero.dtype
+    return parts | ({"clamped": "true"} if zero.clamped else {})
 
 
 def _scale(layout: Layout, scale: Scale, mode: Mode) -> dict[str, str]:
@@ -123,9 +134,20 @@ def _scale(layout: Layout, scale: Scale, mode: Mode) -> dict[str, str]:
     implied = ("scale", mode.floor) if mode.floor else (None, 0.0)
     if scale.dynamic and (scale.floor_on, scale.floor) != implied:
         parts["floor"] = f"{{{scale.floor_on}: {_number(scale.floor)}}}" if scale.floor_on else "none"
+    if scale.dynamic and (outer := _outer(layout, scale.scale, mode)):
+        parts["scale"] = outer
     said = {"arithmetic": scale.arithmetic, "given": scale.given, "encode": scale.encode}
     default = {"arithmetic": "divide", "given": "scale", "encode": "stored"}
     return parts | {key: word for key, word in said.items() if word != default[key]}
+
+
+def _outer(layout: Layout, scale: Scale | None, mode: Mode) -> str | None:
+    """The scale of a scale, where it is not what its mode implies."""
+    if scale is None:
+        return "none" if mode.counted else None
+    if scale.axes:
+        return _flow({"per": per(layout, scale)})
+    return None if mode.counted else "{per: []}"
 
 
 def per(layout: Layout, scale: Scale) -> str:

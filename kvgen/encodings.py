@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from kvgen.axes import Axis
 from kvgen.diagnostics import Diagnostic
-from kvgen.layout import Encoding, Scale
+from kvgen.layout import Encoding, Layout, Scale, Zero
 from kvgen.orders import OrderError, Term, divisor, parse_order
 from kvgen.quant import MODES, Mode
 from kvgen.source import Location, Source
-from kvgen.spec import QuantSpec, ScaleSpec, StreamSpec
-from kvgen.suggest import suggestion
-from kvgen.values import LARGEST, SCALE_DTYPES
+from kvgen.spec import OuterScaleSpec, QuantSpec, ScaleSpec, StreamSpec
+from kvgen.suggest import known_here, suggestion
+from kvgen.values import LARGEST, SCALE_DTYPES, ZERO_DTYPES
 
 _LOGICAL = ("block", "slot", "head", "dim", "layer")
 _WORDS = ("token", *_LOGICAL, "request", "position")
@@ -74,21 +74,49 @@ class Encodings:
 
     def _quant(self, spec: QuantSpec) -> Encoding | None:
         mode = MODES[spec.mode]
-        clamp = mode.clamp
-        if mode.clamp is None:
-            if spec.clamp is not None:
-                message = f"`clamp` belongs to integers; codes of {spec.mode} end at {mode.largest:g}"
-                self._report("KV211", message, "quant", "clamp", key=True)
-            if spec.round == "away":
-                hint = "leave it out"
-                self._report("KV211", f"{spec.mode} rounds to even", "quant", "round", hint=hint)
-        elif spec.clamp is not None:
-            clamp = spec.clamp
-            if clamp[0] < -128 or clamp[1] > 127:
-                message = f"a clamp to {clamp[0]}..{clamp[1]}: codes of {spec.mode} are from -128 to 127"
-                self._report("KV212", message, "quant", "clamp")
+        clamp = self._clamp(spec, mode)
         scale = self._scale(spec, mode, clamp)
-        return scale and Encoding(spec.mode, mode.code, spec.round or "even", clamp, scale)
+        zero = self._zero(spec, mode, scale)
+        return scale and Encoding(spec.mode, mode.code, spec.round or "even", clamp, scale, zero)
+
+    def _clamp(self, spec: QuantSpec, mode: Mode) -> tuple[int, int] | None:
+        """The smallest and the largest integer code, None of floats."""
+        if mode.clamp is None and spec.round == "away":
+            self._report("KV211", f"{spec.mode} rounds to even", "quant", "round", hint="leave it out")
+        if spec.clamp is None:
+            return mode.clamp
+        if mode.clamp is None or mode.asymmetric:
+            start = "are from 0 to" if mode.asymmetric else "end at"
+            message = f"`clamp` belongs to signed integers; codes of {spec.mode} {start} {mode.largest:g}"
+            self._report("KV211", message, "quant", "clamp", key=True)
+            return mode.clamp
+        least, most = -(1 << mode.bits - 1), (1 << mode.bits - 1) - 1
+        if spec.clamp[0] < least or spec.clamp[1] > most:
+            message = f"a clamp to {spec.clamp[0]}..{spec.clamp[1]}: codes of {spec.mode} are from {least} to {most}"
+            self._report("KV212", message, "quant", "clamp")
+        return spec.clamp
+
+    def _zero(self, quant: QuantSpec, mode: Mode, scale: Scale | None) -> Zero | None:
+        """What lies under the codes, where they are steps above something."""
+        spec = quant.zero
+        if not mode.asymmetric:
+            if spec is not None:
+                hint = "mode `int4_asymmetric` has one"
+                self._report("KV211", f"codes of {quant.mode} have no zero", "quant", "zero", hint=hint, key=True)
+            return None
+        if scale is not None and not scale.dynamic:
+            message = f"{quant.mode} with a static scale is not supported by this version of kvgen"
+            where = _SCALE if self._written(*_SCALE) else _SCALE[:1]
+            self._report("KV204", message, *where, hint="let the scale vary over `token`, or take mode `int4`")
+            return None
+        kind, dtype, clamped = (spec.kind, spec.dtype, spec.clamped) if spec else ("minimum", None, False)
+        if dtype is not None and dtype not in ZERO_DTYPES[kind]:
+            hint = known_here(ZERO_DTYPES[kind])
+            self._report("KV211", f"a zero of kind `{kind}` in {dtype}", "quant", "zero", "dtype", hint=hint)
+        if clamped and kind != "point":
+            message = "`clamped` means nothing here: it is for a zero of kind `point`"
+            self._report("KV211", message, "quant", "zero", "clamped", hint="leave it out", key=True)
+        return Zero(f"{self.name}.zero", kind, dtype or ZERO_DTYPES[kind][0], clamped)
 
     def _scale(self, quant: QuantSpec, mode: Mode, clamp: tuple[int, int] | None) -> Scale | None:
         spec = quant.scale
@@ -96,30 +124,30 @@ class Encodings:
         if axes is None:
             return None
         names = {axis.name for axis in axes}
-        dynamic = spec.source == "dynamic" if spec.source else "slot" in names
-        self._check_source(axes, dynamic)
-        if dynamic:
+        dynamic, stored = spec.source == "dynamic" if spec.source else "slot" in names, bool(names & {"block", "slot"})
+        if dynamic and "block" not in names:
+            message = (
+                "a dynamic scale that blocks share: a later token would change it for those that are stored already"
+            )
+            hint = "let it vary over `token`, or say `source: static`"
+            self._report("KV213", message, *_SCALE, "per", hint=hint)
+        self._check_groups(mode, axes)
+        if stored:
             axes = tuple(axis for axis in axes if axis.name != "layer")  # what is stored has it wherever its buffer has
-        dtype = SCALE_DTYPES[spec.dtype] if spec.dtype else mode.scale_dtype
-        if mode.group is not None and dtype != mode.scale_dtype:
-            message = f"the scale of {quant.mode} is e8m0"
-            self._report("KV211", message, *_SCALE, "dtype", hint="mode `fp8_e4m3` takes other types of scale")
-        grid = spec.grid or ("pow2" if dtype == "float8_e8m0fnu" else "any")
-        if grid == "any" and dtype == "float8_e8m0fnu":
-            self._report("KV211", "an e8m0 scale is a power of two", *_SCALE, "grid", hint="leave it out")
+        dtype, grid = self._number(quant, mode)
         code_range, floor = spec.range or mode.code_range, spec.floor or _floor(mode)
         if dynamic:
             self._check_dynamic(spec, pow2=grid == "pow2", rounded=grid == "pow2" or dtype != "float32")
             self._check_range(quant, mode, code_range, clamp)
         else:
-            self._check_static(spec, mode, dtype)
+            self._check_static(spec, mode, dtype, stored)
             code_range, floor = mode.code_range, ("none", 0.0)
         return Scale(
             name=f"{self.name}.scale",
             axes=axes,
             dynamic=dynamic,
             dtype=dtype,
-            stored=bool(names & {"block", "slot"}),
+            stored=stored,
             grid=grid,
             exponent=spec.exponent or "ceil",
             code_range=code_range,
@@ -128,37 +156,54 @@ class Encodings:
             arithmetic=spec.arithmetic or "divide",
             given=spec.given or "scale",
             encode=spec.encode or "stored",
+            scale=self._outer(spec.scale, mode) if dynamic else None,
         )
 
-    def _check_source(self, axes: tuple[Axis, ...], dynamic: bool) -> None:
-        """Append computes a scale from one token, and takes a static one as an argument."""
-        steps = {axis.name: axis.step for axis in axes}
-        if not dynamic:
-            if steps.keys() & {"block", "slot"}:
-                message = "a static scale that varies over tokens or blocks is not supported by this version of kvgen"
-                hint = "`source: dynamic` where it varies over `token`, or a `per` without `token` and `block`"
-                self._report("KV204", message, *_SCALE, "source" if self.spec.quant.scale.source else "per", hint=hint)
-            return
-        if {"block", "slot"} <= steps.keys() and steps["slot"] == 1:
-            return
-        if steps.get("slot", 1) > 1:
-            message = f"a dynamic scale of {steps['slot']} tokens cannot be appended: they come one by one"
-            hint = "let it vary over `token`"
-        else:
-            message = (
-                "a dynamic scale that tokens share cannot be appended: a later one would change it for those stored"
-            )
-            hint = "let it vary over `token`, or say `source: static`"
-        self._report("KV213", message, *_SCALE, "per", hint=hint)
+    def _number(self, quant: QuantSpec, mode: Mode) -> tuple[str, str]:
+        """The element type of the scale, and its grid."""
+        spec = quant.scale
+        dtype = SCALE_DTYPES[spec.dtype] if spec.dtype else mode.scale_dtype
+        if mode.group is not None and dtype != mode.scale_dtype:
+            word = next(word for word, known in SCALE_DTYPES.items() if known == mode.scale_dtype)
+            hint = "mode `fp8_e4m3` takes other types of scale" if mode.bits == 8 else "mode `int4` takes other types"
+            self._report("KV211", f"the scale of {quant.mode} is {word}", *_SCALE, "dtype", hint=hint)
+        grid = spec.grid or ("pow2" if dtype == "float8_e8m0fnu" else "any")
+        if grid == "any" and dtype == "float8_e8m0fnu":
+            self._report("KV211", "an e8m0 scale is a power of two", *_SCALE, "grid", hint="leave it out")
+        return dtype, grid
 
-    def _check_static(self, spec: ScaleSpec, mode: Mode, dtype: str) -> None:
+    def _outer(self, spec: OuterScaleSpec | str | None, mode: Mode) -> Scale | None:
+        """The static scale that a scale is counted in."""
+        if spec == "none" or (spec is None and not mode.counted):
+            return None
+        where = (*_SCALE, "scale", "per")
+        found = self._axes(() if spec is None else spec.per, where)
+        if found is None:
+            raise _Unsure
+        if others := [axis.name for axis in found if axis.name not in ("head", "layer")]:
+            message = f"a scale of a scale varies over `head` and `layer` at most, not over `{others[0]}`"
+            self._report("KV306", message, *where)
+        return Scale(f"{self.name}.scale.scale", found, dynamic=False, dtype="float32", stored=False, code_range=1.0)
+
+    def _check_groups(self, mode: Mode, axes: tuple[Axis, ...]) -> None:
+        """Codes that share a byte are put together in tiles, whose sides are powers of two."""
+        group = next((a for a in axes if a.name == "dim" and a.step > 1 and a.count != 1), None)
+        if mode.bits < 8 and group is not None and group.step & (group.step - 1):
+            message = f"groups of {group.step} dims: those of codes narrower than a byte are a power of two"
+            self._report("KV314", message, *_SCALE, "per")
+
+    def _check_static(self, spec: ScaleSpec, mode: Mode, dtype: str, stored: bool) -> None:
         """How a scale is computed means nothing of one that is given; defaults may always be written."""
+        self._report_meaningless(
+            {"given": stored and spec.given == "inverse"}, "a scale that lies in a buffer is no argument"
+        )
         meaningless = {
             "range": spec.range not in (None, mode.code_range),
             "floor": spec.floor not in (None, ("none", 0.0), _floor(mode)),
             "grid": spec.grid == "pow2" and dtype != "float8_e8m0fnu",
             "exponent": spec.exponent == "floor",
             "encode": spec.encode == "exact",
+            "scale": spec.scale not in (None, "none"),
         }
         self._report_meaningless(meaningless, "a static scale is handed in, not computed")
 
@@ -175,13 +220,12 @@ class Encodings:
                 self._report("KV211", f"`{key}` means nothing here: {why}", *_SCALE, key, hint="leave it out", key=True)
 
     def _check_range(self, quant: QuantSpec, mode: Mode, code_range: float, clamp: tuple[int, int] | None) -> None:
-        largest = min(-clamp[0], clamp[1]) if clamp else mode.largest
+        largest = min(-clamp[0], clamp[1]) if clamp and not mode.asymmetric else mode.largest
         if code_range > largest:
             where = ("quant", "clamp") if quant.scale.range is None else (*_SCALE, "range")
             message = f"amax is to meet {code_range:g}, and codes end at {largest:g}"
-            self._report(
-                "KV212", message, *where, hint=f"a `range` of {largest:g}, or a wider `clamp`" if clamp else None
-            )
+            hint = f"a `range` of {largest:g}, or a wider `clamp`" if clamp and not mode.asymmetric else None
+            self._report("KV212", message, *where, hint=hint)
 
     def _per(self, quant: QuantSpec, mode: Mode) -> tuple[Axis, ...] | None:
         """The axes of the scale in logical order, or None after reporting why there are none."""
@@ -191,16 +235,21 @@ class Encodings:
             hint = "`[]` for one of the whole tensor, or `head`, `token`, `token head`, `token head dim//32`"
             self._report("KV202", f"`per` is missing: what the scale of {quant.mode} varies over", *where, hint=hint)
             return None
+        default = f"token head dim//{mode.group}"
+        return self._axes(default if spec.per is None else spec.per, (*_SCALE, "per"), implied=spec.per is None)
+
+    def _axes(
+        self, per: str | tuple[str, ...], where: tuple[str, ...], implied: bool = False
+    ) -> tuple[Axis, ...] | None:
         before = len(self.problems)
         found: dict[str, Axis] = {}
-        is_list = isinstance(spec.per, tuple)
-        default = f"token head dim//{mode.group}"
-        for index, text in enumerate(spec.per if is_list else [default if spec.per is None else spec.per]):
-            where = (*_SCALE, "per", index) if is_list else (*_SCALE, "per")
+        is_list = isinstance(per, tuple)
+        for index, text in enumerate(per if is_list else [per]):
+            at = (*where, index) if is_list else where
             try:
-                self._add_axes(text, found, implied=spec.per is None)
+                self._add_axes(text, found, implied)
             except OrderError as error:
-                span = self.source.inside(("streams", self.name, *where), error.start, error.end)
+                span = self.source.inside(("streams", self.name, *at), error.start, error.end)
                 self._problem(Diagnostic(error.code, error.message, span, error.hint))
         if len(self.problems) > before:
             return None
@@ -254,6 +303,26 @@ class Encodings:
             message = f"{step} does not divide {axis.extent}, the tokens of a block"
             raise OrderError("KV303", message, operation.start, operation.end)
         return step
+
+
+def append_refusal(layout: Layout, stream: str) -> str | None:
+    """Why the values of a stream cannot be appended, and what can be done instead; None where they can."""
+    scale = layout.stream(stream).scale
+    if scale is None or not scale.dynamic:
+        return None
+    tokens = next((axis.step for axis in scale.axes if axis.name == "slot"), None)
+    if tokens == 1:
+        return None
+    if tokens is None:
+        block = "request" if layout.contiguous else "block"
+        return (
+            f"all tokens of a {block} share a dynamic scale, which a later one would change for those that are stored "
+            f"already; let `{stream}.scale` vary over `token`, or hand it in (`source: static`)"
+        )
+    return (
+        f"{tokens} tokens share a dynamic scale, which takes all of them at once; write whole groups from a pool that "
+        f"stores `{stream}` as it comes, or let `{stream}.scale` vary over `token`"
+    )
 
 
 def _floor(mode: Mode) -> tuple[str, float]:

@@ -11,6 +11,7 @@ from kvgen.diagnostics import Diagnostic, Span
 from kvgen.layout import Buffer, Dim, Field, Holds, Leaf, Pad, Place, Record, leaves_of
 from kvgen.names import AXES, KEYS
 from kvgen.orders import Group, OrderError, Term, digits, parse_order
+from kvgen.packing import PackingError, packed
 from kvgen.source import Location, Source
 from kvgen.spec import PadSpec, PlaceSpec
 from kvgen.suggest import known_here, suggestion
@@ -25,11 +26,13 @@ _KV = Axis("kv", 2)
 class Known:
     """What places refer to. Broken streams and params were reported before: what uses them is passed over.
 
-    ``coded`` are the leaves that are codes or scales, ``arguments`` the scales that are no leaves.
+    ``coded`` are the leaves that are codes, scales or zeros, ``shared`` how many codes of a leaf share a byte,
+    ``arguments`` the scales that are no leaves.
     """
 
     leaves: Mapping[str, Leaf]
     coded: frozenset[str]
+    shared: Mapping[str, int]
     arguments: frozenset[str]
     broken: frozenset[str]
     layers: Axis
@@ -57,8 +60,8 @@ class _Unresolved(Exception):
 class Places:
     """Resolves the buffers of one layout; ``problems`` collects what is wrong with them.
 
-    ``stored`` says where each stream lies, ``layered`` which leaves repeat over ``layer``, ``slot_alone`` whether a
-    tensor dimension is ``slot`` alone, ``misnamed`` whether a place holds an unknown stream, and ``vocabulary`` where
+    ``stored`` says where each leaf lies, ``layered`` at which places it repeats over ``layer``, ``slot_alone`` whether
+    a tensor dimension is ``slot`` alone, ``misnamed`` whether a place holds an unknown stream, and ``vocabulary`` where
     block and slot were first called request and position (True) and where not (False).
     """
 
@@ -66,7 +69,7 @@ class Places:
     known: Known
     problems: list[Diagnostic] = field(default_factory=list)
     stored: dict[str, list[Location]] = field(default_factory=dict)
-    layered: dict[str, bool] = field(default_factory=dict)
+    layered: dict[tuple[str, Location], bool] = field(default_factory=dict)
     vocabulary: dict[bool, Span] = field(default_factory=dict)
     slot_alone: bool = False
     misnamed: bool = False
@@ -104,7 +107,7 @@ class Places:
             self._report("KV407", message, self.source.at(location), hint)
         elif stream in self.known.leaves:
             stored = [leaf.name for leaf in self.known.leaves.values() if leaf.stream == stream]
-            hint = known_here(stored) if len(stored) > 1 else "`.scale` belongs to streams with `quant`"
+            hint = known_here(stored) if len(stored) > 1 else "`.scale` and `.zero` belong to streams with `quant`"
             self._report("KV206", f"stream `{stream}` has no `{name}`", self.source.at(location), hint)
         else:
             self.misnamed = True
@@ -125,7 +128,22 @@ class Places:
         if spec.holds is None:
             return Place(dims, self._record(spec, location, above + uses), spec.align)
         dims += self._leaf(spec, location, above + uses, in_record)
-        return Place(dims, Holds(spec.holds, self.known.leaves[spec.holds[0]].itemsize), spec.align)
+        dims, pack = self._packed(spec, location, dims)
+        return Place(dims, Holds(spec.holds, self.known.leaves[spec.holds[0]].itemsize, pack), spec.align)
+
+    def _packed(
+        self, spec: PlaceSpec, location: Location, dims: tuple[Dim, ...]
+    ) -> tuple[tuple[Dim, ...], Digit | None]:
+        """The dimensions counted in bytes and the codes of a byte, where several share one."""
+        per = self.known.shared.get(spec.holds[0], 1)
+        if per == 1:
+            return dims, None
+        try:
+            return packed(self.known.leaves[spec.holds[0]], dims, per)
+        except PackingError as error:
+            where = (*location, "order") if spec.order is not None else (*location, "holds")
+            self._report("KV314", error.message, self.source.at(where), error.hint)
+            raise _Unresolved from None
 
     def _record(self, spec: PlaceSpec, location: Location, above: _Uses) -> Record:
         fields, end, failed = [], 0, False
@@ -224,7 +242,8 @@ class Places:
         found: dict[tuple[Digit, ...], Leaf] = {}
         for leaf in {name: self.known.leaves[name] for holds in holders for name in holds}.values():
             axes = {a.name: a for a in (*leaf.axes, _KV, self.known.layers)}
-            axes["token"] = axes["slot"]
+            if {"block", "slot"} <= axes.keys():
+                axes["token"] = axes["slot"]
             if axis not in axes:
                 hint = f"place it outside, or name `{axis}` in its `per`" if leaf.name != leaf.stream else None
                 self._report("KV306", f"`{term.axis}` above `{leaf.name}`, which does not vary over it", span, hint)
@@ -274,7 +293,7 @@ class Places:
         missing: list[Digit] = []
         layered = any(use.digit.axis == "layer" for use in uses)
         axes = [*leaves[0].axes, *([_KV] if len(leaves) == 2 else []), *([self.known.layers] if layered else [])]
-        self.layered |= {leaf.name: layered for leaf in leaves}
+        self.layered |= {(leaf.name, location): layered for leaf in leaves}
         clashes = False
         for axis in axes:
             used = [use for use in uses if use.digit.axis == axis.name]
@@ -332,7 +351,9 @@ class Places:
             self._report("KV307", f"`{first.name}` and `{last.name}` are no pair: their axes differ", span, hint)
         elif set(first.dtypes) != set(last.dtypes):
             self._report("KV307", f"`{first.name}` and `{last.name}` are no pair: their dtypes differ", span, hint)
-        elif first.name != last.name:
+        elif first.name == last.name:
+            self._report("KV307", f"`{first.name}` twice is no pair", span, hint)
+        else:
             return
         raise _Unresolved
 

@@ -10,6 +10,7 @@ from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.encodings import Encodings
 from kvgen.layout import Buffer, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
 from kvgen.names import AXES, argument_objection, objection
+from kvgen.packing import BITS
 from kvgen.places import Known, Places
 from kvgen.source import Location, Source, parse, read
 from kvgen.spec import KernelSpec, Reading, Spec, StreamSpec, read_spec
@@ -115,13 +116,11 @@ class _Resolver:
         if self.spec.slots.remap is not None:
             named.append((self.spec.slots.remap, ("slots", "remap"), "table"))
         for stream in streams:
-            if stream.encoding is None or stream.encoding.scale is None:
-                continue
-            argument = stream.encoding.scale.argument
-            for name, location, kind in named:
-                if argument_objection(name, [argument]):
-                    message = f"the {kind} name `{name}` is taken: the scale of `{stream.name}` is called `{argument}`"
-                    self.report("KV205", message, location, key=kind != "table")
+            for what, argument in _parameters(stream):
+                for name, location, kind in named:
+                    if argument_objection(name, [argument]):
+                        message = f"the {kind} name `{name}` is taken: {what} of `{stream.name}` is called `{argument}`"
+                        self.report("KV205", message, location, key=kind != "table")
 
     def streams(self) -> Iterator[Stream]:
         """The streams that are right; the others join ``wrong``."""
@@ -195,11 +194,13 @@ class _Resolver:
     def known(self, streams: tuple[Stream, ...]) -> Known:
         leaves = {leaf.name: leaf for stream in streams for leaf in self.leaves(stream)}
         plain = {stream.name for stream in streams if stream.encoding is None}
-        arguments = frozenset(s.encoding.scale.name for s in streams if s.encoding and s.encoding.scale)
+        scales = [scale for stream in streams for scale in (stream.scale, stream.scale and stream.scale.scale) if scale]
+        codes = {s.name: s.encoding.code for s in streams if s.encoding}
         return Known(
             leaves=leaves,
             coded=frozenset(leaves.keys() - plain),
-            arguments=arguments - leaves.keys(),
+            shared={name: 8 // BITS[code] for name, code in codes.items() if code in BITS},
+            arguments=frozenset(scale.name for scale in scales) - leaves.keys(),
             broken=self.broken("streams"),
             layers=self.layers(),
             params=self.spec.params,
@@ -214,15 +215,18 @@ class _Resolver:
         return Axis("layer", _extent(self.spec.axes.layer or "dynamic"))
 
     def leaves(self, stream: Stream) -> Iterator[Leaf]:
-        """The values or codes of a stream, then its scale if that is stored."""
+        """The values or codes of a stream, then its scale if that is stored, and its zero."""
         axes, encoding = (*self.common(), *stream.axes), stream.encoding
         if encoding is None:
             yield Leaf(stream.name, stream.name, axes, stream.dtypes, stream.itemsize)
             return
-        yield Leaf(stream.name, stream.name, axes, (encoding.code,), STORED_ITEMSIZE[encoding.code])
-        scale = encoding.scale
+        code = "uint8" if encoding.code in BITS else encoding.code
+        yield Leaf(stream.name, stream.name, axes, (code,), STORED_ITEMSIZE[code])
+        scale, zero = encoding.scale, encoding.zero
         if scale is not None and scale.stored:
             yield Leaf(scale.name, stream.name, scale.axes, (scale.dtype,), STORED_ITEMSIZE[scale.dtype])
+        if zero is not None:
+            yield Leaf(zero.name, stream.name, scale.axes, (zero.dtype,), STORED_ITEMSIZE[zero.dtype])
 
     def broken(self, section: str) -> frozenset[str]:
         """The entries of a section that were wrong."""
@@ -239,23 +243,25 @@ class _Resolver:
         yield from (buffer for buffer in built if buffer is not None)
 
     def stored(self, places: Places) -> None:
-        """Every stream must be stored once, in the same words, with layers or without, as all the others."""
-        for name in places.known.leaves:
-            found = places.stored.get(name, [])
-            if len(found) > 1:
-                hint = f"the first place is on line {self.source.at(found[0]).line}"
-                self.report("KV402", f"`{name}` is stored twice", found[1], hint)
+        """Every leaf must be stored, in the same words, with layers or without, as all the others."""
+        for leaf in places.known.leaves.values():
+            found, codes = places.stored.get(leaf.name, []), places.stored.get(leaf.stream, [])
+            if len(found) > 1 and leaf.name != leaf.stream and len(found) != len(codes):
+                message = f"`{leaf.name}` lies in {len(found)} places, `{leaf.stream}` in {len(codes) or 'none'}"
+                hint = "once for all places of the codes, or once for each"
+                self.report("KV402", message, found[1], hint)
             if not found and self.spec.buffers and not places.misnamed and not self.broken("buffers"):
-                self.stored_nowhere(places.known.leaves[name])
+                self.stored_nowhere(leaf)
         if len(places.vocabulary) == 2:
             contiguous, paged = places.vocabulary[True], places.vocabulary[False]
             later = max(contiguous, paged, key=lambda span: (span.line, span.column))
             message = "`block` and `slot` here, `request` and `position` there: a layout uses one of the two"
             self.problems.append(Diagnostic("KV312", message, later))
-        without = [name for name, layered in places.layered.items() if not layered]
+        without = [place for place, layered in places.layered.items() if not layered]
         if without and len(without) < len(places.layered):
-            message = f"`{without[0]}` has no `layer`, other streams have: all of a layout have it or none"
-            self.report("KV313", message, places.stored[without[0]][0])
+            name, location = without[0]
+            message = f"`{name}` has no `layer`, other streams have: all of a layout have it or none"
+            self.report("KV313", message, next(at for at in places.stored[name] if at[: len(location)] == location))
         dynamic = self.spec.block_size == "dynamic" and not places.problems and not self.broken("buffers")
         if dynamic and self.spec.buffers and not places.slot_alone:
             message = "a dynamic block_size is read from a dimension that is `slot` alone, and no buffer has one"
@@ -266,9 +272,7 @@ class _Resolver:
         if leaf.name == leaf.stream:
             self.report("KV401", f"stream `{leaf.name}` is stored nowhere", where, "name it in a buffer", key=True)
         else:
-            hint = (
-                f"append computes it and gather needs it: name `{leaf.name}` in a buffer, beside the codes or with them"
-            )
+            hint = f"codes mean nothing without it: name `{leaf.name}` in a buffer, beside the codes or with them"
             self.report("KV401", f"`{leaf.name}` is stored nowhere", where, hint, key=True)
 
     def layered_scales(self, streams: tuple[Stream, ...]) -> None:
@@ -290,6 +294,18 @@ class _Resolver:
                 message = f"interleave {shard.interleave} does not divide block_size {block_size}"
                 self.report("KV209", message, location)
         return Slots(slots.dtype, slots.skip, slots.remap, shard and Shard(shard.world, shard.interleave))
+
+
+def _parameters(stream: Stream) -> Iterator[tuple[str, str]]:
+    """What the codes of a stream come with, and what each is called in generated modules."""
+    scale = stream.scale
+    if scale is None:
+        return
+    yield "the scale", scale.argument
+    if scale.scale is not None:
+        yield "the scale of the scale", scale.scale.argument
+    if stream.encoding.zero is not None:
+        yield "the zero", stream.encoding.zero.name.replace(".", "_")
 
 
 def _extent(value: int | str) -> int | None:

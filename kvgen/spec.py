@@ -18,10 +18,13 @@ from kvgen.values import (
     CASTS,
     DEFAULT_DTYPES,
     LARGEST,
+    NONE,
     SCALE_DTYPES,
+    ZERO_DTYPES,
     Clamp,
     Dtypes,
     Extent,
+    Flag,
     Floor,
     Holds,
     Line,
@@ -66,6 +69,23 @@ class AxesSpec(_Model):
     layer: Extent = Field(None, description="Layers in one allocation; `dynamic` where nothing is said.")
 
 
+class OuterScaleSpec(_Model):
+    per: Per = Field((), description="The axes it varies over, `head` and `layer` at most: `[]` is one of all.")
+    source: Annotated[str, *choice("static")] = Field("static", description="It is handed in.")
+    dtype: Annotated[str, *choice("float32")] = Field("float32", description="The element type it is given in.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_said(cls, data: object) -> object:
+        return {} if data is None else data
+
+
+OuterOrNone = Annotated[
+    Annotated[OuterScaleSpec, Tag("(scale)")] | Annotated[str, *NONE, Tag("(none)")],
+    Discriminator(lambda value: "(none)" if isinstance(value, str) else "(scale)"),
+]
+
+
 class ScaleSpec(_Model):
     per: Per = Field(
         None, description="The axes it varies over: `[]` (one of all), `head`, `token head`, `token head dim//32`, ..."
@@ -91,6 +111,7 @@ class ScaleSpec(_Model):
     encode: Annotated[str | None, *choice("stored", "exact")] = Field(
         None, description="Codes are made with the scale as it is stored, or as it was before it was rounded."
     )
+    scale: OuterOrNone | None = Field(None, description="A static scale that this one is counted in, or `none`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -101,12 +122,30 @@ class ScaleSpec(_Model):
         return {} if data is None else data
 
 
+class ZeroSpec(_Model):
+    kind: Annotated[str, *choice("minimum", "point")] = Field(
+        "minimum", description="The lowest value of a group, or the code of 0."
+    )
+    dtype: Annotated[str | None, *dtype_of([d for kind in ZERO_DTYPES.values() for d in kind], "dtype of a zero")] = (
+        Field(None, description="The element type it is stored in: float16 for a minimum, uint8 for a point.")
+    )
+    clamped: Flag = Field(
+        False, description="A point whose range need not reach 0: it is clamped instead, as some engines do."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_said(cls, data: object) -> object:
+        return {} if data is None else data
+
+
 class QuantSpec(_Model):
     mode: ModeName = Field(description="What the codes are.")
     round: Annotated[str | None, *choice("even", "away")] = Field(
         None, description="Where a tie between two integers goes: to the even one, or away from zero."
     )
     clamp: Clamp = Field(None, description="The smallest and the largest integer code.")
+    zero: ZeroSpec | None = Field(None, description="What lies under codes that count from the lowest value up.")
     scale: ScaleSpec = Field(ScaleSpec(), description="What codes are multiplied by to give values.")
 
 
@@ -230,8 +269,6 @@ RESERVED: dict[str, tuple[type[_Model], ...]] = {
     "convert": (Spec,),
     "grid": (Spec,),
     "rotate": (StreamSpec,),
-    "zero": (QuantSpec,),
-    "scale": (ScaleSpec,),
 }
 """Keys the language keeps for what this version does not do, and the mappings that have them."""
 
@@ -270,8 +307,9 @@ def read_spec(source: Source) -> Reading:
 
 
 def _location(steps: Location) -> Location:
-    """Pydantic's location without the tags it puts after the name of a stream and the index of a field."""
+    """Pydantic's location without the tags it puts after the name of a stream, a scale's scale and a field's index."""
     tags = {2} if steps[0] == "streams" else {i for i in range(1, len(steps)) if isinstance(steps[i - 1], int)}
+    tags |= {6} if steps[0] == "streams" and steps[3:6] == ("quant", "scale", "scale") else set()
     return tuple(step for i, step in enumerate(steps) if i not in tags)
 
 
@@ -327,7 +365,9 @@ def _model_at(source: Source, location: Location) -> type[_Model]:
         _, place = source.node(location[:-1])
         return PadSpec if isinstance(place, Mapping) and (place.find("pad") or place.find("fill")) else PlaceSpec
     if location[0] == "streams":
-        return {3: StreamSpec, 4: QuantSpec, 5: ScaleSpec}[len(location)]
+        if len(location) == 5 and location[3] == "zero":
+            return ZeroSpec
+        return {3: StreamSpec, 4: QuantSpec, 5: ScaleSpec, 6: OuterScaleSpec}[len(location)]
     return AxesSpec
 
 

@@ -37,7 +37,10 @@ SCALE_DTYPES = {
 STORED_ITEMSIZE = ITEMSIZE | {"float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1}
 """Bytes of each element type of codes and scales."""
 
-RESERVED_MODES = ("int4", "int4_asymmetric", "nvfp4", "mxfp4", "turbo2", "turbo3", "turbo4")
+ZERO_DTYPES = {"minimum": ("float16", "float32", "bfloat16"), "point": ("uint8",)}
+"""The types of a zero by its kind, the one it has where nothing is said first."""
+
+RESERVED_MODES = ("turbo2", "turbo3", "turbo4")
 """Encodings the language keeps for what this version does not do."""
 
 DEFAULT_DTYPES = ("bfloat16", "float16")
@@ -111,6 +114,16 @@ def choice(*words: str) -> tuple[PlainValidator, WithJsonSchema]:
         raise fail("KV203", f"expected {expected}, got {shown(value)}")
 
     return PlainValidator(check), WithJsonSchema({"enum": list(words)})
+
+
+def _none(value: object) -> str:
+    if value == "none":
+        return "none"
+    raise fail("KV203", f"expected a mapping or `none`, got {shown(value)}")
+
+
+NONE = (PlainValidator(_none), WithJsonSchema({"const": "none"}))
+"""Annotations of a word that stands for no mapping."""
 
 
 def dtype_of(known: Collection[str], what: str = "dtype") -> tuple[PlainValidator, WithJsonSchema]:
@@ -188,6 +201,12 @@ def _floor(value: object) -> tuple[str, float]:
     raise fail("KV203", f"expected a floor on `scale` or on `amax`, or `none`, got {shown(value)}", hint)
 
 
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise fail("KV203", f"expected `true` or `false`, got {shown(value)}")
+    return value
+
+
 def _per(value: object) -> str | tuple[str, ...]:
     if isinstance(value, str):
         return value
@@ -260,6 +279,7 @@ Clamp = Annotated[
     PlainValidator(_clamp),
     WithJsonSchema({"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}),
 ]
+Flag = Annotated[bool, PlainValidator(_flag), WithJsonSchema({"type": "boolean"})]
 _FLOOR_SCHEMA = {
     "type": "object",
     "properties": {

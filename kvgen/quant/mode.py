@@ -21,7 +21,8 @@ class Mode:
 
     ``code`` is the element type of codes and ``largest`` the largest of their values; ``clamp`` bounds integer codes.
     ``scale_dtype``, ``code_range``, ``floor`` (on the scale, 0 for none) and ``group`` (the ``n`` of
-    ``token head dim//n``, None where ``per`` must be written) are those of the scale.
+    ``token head dim//n``, None where ``per`` must be written) are those of the scale; a ``counted`` one has a static
+    scale of its own. ``bits`` are those of a code. ``asymmetric`` codes count ``code_range`` steps above a zero.
 
     ``to_codes`` turns values that are already divided by their scale, float32, into codes; ``from_codes`` turns codes
     into float32. Codes are tensors of their element type, float8 ones of uint8.
@@ -37,3 +38,6 @@ class Mode:
     from_codes: Callable[[Tensor], Tensor]
     clamp: tuple[int, int] | None = None
     group: int | None = None
+    bits: int = 8
+    asymmetric: bool = False
+    counted: bool = False
