@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FORBIDDEN = ("kvgen.emit", "kvgen.schedule", "kvgen.lower", "generated")
-JUDGES = ["kvgen.reference", *(f"kvgen.harness.{p.stem}" for p in sorted((ROOT / "kvgen/harness").glob("*.py")))]
+FOLDERS = ("harness", "quant")
+JUDGES = ["kvgen.reference", "kvgen.views"]
+JUDGES += [f"kvgen.{folder}.{p.stem}" for folder in FOLDERS for p in sorted((ROOT / "kvgen" / folder).glob("*.py"))]
 
 
 def source_of(module: str) -> Path | None:
