@@ -63,20 +63,29 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     widest = max(padded_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
     heads = _heads(layout, plan, wish.heads, slot_minor, widest)
     row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
-    tokens = wish.tokens or _tokens(layout, slot_minor, widest, row)
-    # Tokens along the lanes take few instructions a value; looking slots up in tables takes registers.
-    per_warp = 1024 if slot_minor and plan.placement == "slots" else 256
+    encoded = any(layout.stream(copy.stream).encoding for copy in plan.copies)
+    tokens = wish.tokens or _tokens(layout, slot_minor, encoded, widest, row)
+    per_warp = _values_per_warp(slot_minor, encoded, plan.placement == "slots")
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
     return Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, tiles)
 
 
-def _tokens(layout: Layout, slot_minor: bool, widest: int, row: int) -> int:
+def _values_per_warp(slot_minor: bool, encoded: bool, by_slots: bool) -> int:
+    """Values of one stream that a warp takes: few where they are only moved, more where they are worked on."""
+    if not slot_minor:
+        return 1024 if encoded else 256
+    if not by_slots:
+        return 256  # looking slots up in tables takes registers
+    return 512 if encoded else 1024
+
+
+def _tokens(layout: Layout, slot_minor: bool, encoded: bool, widest: int, row: int) -> int:
     """Tokens of one program where there are many."""
     if not slot_minor:
         return 1 if row >= TARGET_VALUES else min(8, 2 * TARGET_VALUES // row)
-    tokens = max(1, min(SLOT_TILE, MAX_VALUES // widest))
+    tokens = max(1, min(SLOT_TILE // 2 if encoded else SLOT_TILE, MAX_VALUES // widest))
     while layout.block_size is not None and tokens > layout.block_size:
         tokens //= 2
     return tokens
