@@ -166,7 +166,7 @@ class Brute:
             shape[i] = extents.get(axis, 1)
             names[axis] = np.arange(shape[i], dtype=np.int64).reshape(shape)
         names |= {"request": names["block"], "position": names["slot"]}
-        names["token"] = names["block"] * extents["slot"] + names["slot"]
+        names["token"] = names["block"] * extents.get("slot", 1) + names["slot"]
         return eval(term, {"__builtins__": {}, "rest": _rest}, names)
 
     def _size(self, group: list[str], leaf: str) -> int:

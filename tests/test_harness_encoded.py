@@ -11,8 +11,10 @@ import torch
 import triton.language as tl
 
 from kvgen import harness, quant, reference
+from kvgen.harness.bench import Bench
 from kvgen.harness.interpreter import exact_widening
-from kvgen.harness.values import edge_rows
+from kvgen.harness.pools import PoolFactory
+from kvgen.harness.values import STATIC, edge_rows
 from kvgen.layout import Layout
 from kvgen.quant import fp8, int8, rows, scales
 from kvgen.resolve import load_text
@@ -56,6 +58,13 @@ POW2 = layout_of("pow2", *[dynamic("fp8_e4m3", ", grid: pow2, floor: {scale: 1.0
 GIVEN = layout_of("given", static("fp8_e4m3"), static("fp8_e4m3", "head"), BESIDE)
 AWAY = "{quant: {mode: int8, round: away, scale: {per: head, source: static, given: inverse, arithmetic: multiply}}}"
 GIVEN_INT8 = layout_of("given_int8", static("int8"), AWAY, BESIDE)
+PER_BLOCK = "{quant: {mode: int8, scale: {per: block head, source: static}}}"
+BLOCK = layout_of(
+    "block",
+    PER_BLOCK,
+    PER_BLOCK,
+    BESIDE + "  scales: {holds: [key.scale, value.scale], order: kv block head}\n",
+)
 CAST = layout_of("cast", "{dtype: float32, store: bfloat16}", "{store: float8_e4m3fn}", BESIDE)
 """Small layouts of each kind."""
 
@@ -70,7 +79,7 @@ def report(layout: Layout, module: Any, *only: str) -> harness.Report:
     return harness.run(layout, module, only=only or names(layout))
 
 
-@pytest.mark.parametrize("layout", [FP8, INT8, HALF, POW2, GIVEN, GIVEN_INT8, CAST], ids=lambda x: x.name)
+@pytest.mark.parametrize("layout", [FP8, INT8, HALF, POW2, GIVEN, GIVEN_INT8, BLOCK, CAST], ids=lambda x: x.name)
 def test_a_right_module_passes(layout: Layout) -> None:
     found = report(layout, FakeModule(layout))
     assert found.ok, str(found)
@@ -292,6 +301,25 @@ class WritesAllScales(FakeModule):
             found = reference.leaf_views(self.layout, buffers)["value.scale"]
             numbers = reference.resolve_slots(self.layout, slots, 25, None)[1]
             found.tensor[found.at(numbers, 5)] ^= 1
+
+
+def test_static_scales_in_a_pool_are_such_as_callers_store() -> None:
+    """Most are positive numbers, some any bit pattern; the module and the reference are given the same."""
+    pool = Bench(BLOCK, FakeModule(BLOCK), PoolFactory(BLOCK, "cpu", 0), 0, "scales").pool()
+    found = pool.actual["scales"]
+    assert torch.equal(found.view(torch.int32), pool.expected["scales"].view(torch.int32))
+    known = torch.isin(found, torch.tensor(STATIC))
+    assert known.sum() == 24 < known.numel() == 30
+
+
+def test_a_scale_of_another_block_is_reported() -> None:
+    class FirstBlock(FakeModule):
+        def write(self, sources: Any, buffers: Any, slots: Any, **options: Any) -> None:
+            first = buffers["scales"][:, :1].expand_as(buffers["scales"]).clone()
+            super().write(sources, buffers | {"scales": first}, slots, **options)
+
+    (result,) = report(BLOCK, FirstBlock(BLOCK), "append/T7").results
+    assert result.difference.stream in ("key", "value")
 
 
 def test_the_other_streams_scale_is_told() -> None:

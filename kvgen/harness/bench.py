@@ -13,7 +13,7 @@ from torch import Tensor
 from kvgen import reference
 from kvgen.harness.compare import Mismatch, Written, adopt_nans, compare_bytes, compare_pool, compare_rows
 from kvgen.harness.pools import Pool, PoolFactory, random_bytes
-from kvgen.harness.values import random_values, static_scales
+from kvgen.harness.values import fill_static, random_values, static_scales
 from kvgen.layout import Layout, leaves_of
 
 RUN = 48
@@ -51,7 +51,9 @@ class Bench:
         return None if self.layout.layers is None else self.sizes.layers // 2
 
     def pool(self, geometry: str = "compact", variant: int = 0) -> Pool:
-        return self.pools.make(geometry, variant)
+        pool = self.pools.make(geometry, variant)
+        fill_static(self.layout, pool)
+        return pool
 
     def shuffle(self, count: int) -> list[int]:
         return torch.randperm(count, generator=self.generator).tolist()

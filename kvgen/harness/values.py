@@ -9,11 +9,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from kvgen.harness.pools import Sizes, random_bytes
+from kvgen.harness.pools import Pool, Sizes, random_bytes
 from kvgen.layout import Encoding, Layout, Scale, Stream
 from kvgen.quant import MODES
 from kvgen.quant.fp8 import GRIDS
 from kvgen.quant.scales import store
+from kvgen.views import leaf_views
 
 STATIC = (0.013, 37.0, 1.0, 0.25, 7.0, 41.0)
 """Static scales: the streams of a layout start at different ones."""
@@ -50,6 +51,20 @@ def _static(scale: Scale, stream: Stream, sizes: Sizes, start: int) -> Tensor:
     wide = torch.zeros(*shape, 3, dtype=values.dtype)
     wide[..., 1] = values
     return wide[..., 1]
+
+
+def fill_static(layout: Layout, pool: Pool) -> None:
+    """Static scales that lie in buffers: such as a caller stores, but for some of any bit pattern."""
+    scales = [s.scale for s in layout.streams if s.scale and s.scale.stored and not s.scale.dynamic]
+    for side in (pool.actual, pool.expected) if scales else ():
+        views = leaf_views(layout, side)
+        for index, scale in enumerate(scales):
+            view = views[scale.name].tensor
+            places = torch.arange(view[..., 0].numel()).view(view.shape[:-1])
+            values = torch.tensor(STATIC)[(places + index) % len(STATIC)]
+            data = store(scale.dtype, values).unsqueeze(-1).view(torch.uint8).to(view.device)
+            kept = (places % 5 == 4).to(view.device)
+            view[~kept] = data[~kept]
 
 
 def _extent(axis, sizes: Sizes) -> int:
