@@ -156,11 +156,12 @@ class Bench:
         return {name: self.scales[name] for name in names if name in self.scales}
 
     def dtype_args(self, pool: Pool) -> dict[str, torch.dtype]:
-        """The type to gather as, where values lie in bytes as they came and the streams have one type."""
-        plain = [s for s in self.streams if s not in self.encoded]
-        kinds = {pool.dtypes[s] for s in plain}
-        raw = any(b.dtypes == ("uint8",) and set(plain) & set(leaves_of(b.place)) for b in self.layout.buffers)
-        return {"dtype": kinds.pop()} if raw and len(kinds) == 1 else {}
+        """The type to gather as, where a plain stream of several types lies in bytes, and all of them come as one."""
+        plain = [s for s in self.layout.streams if s.encoding is None]
+        kinds = {pool.dtypes[s.name] for s in plain}
+        holders = {leaf: buffer for buffer in self.layout.buffers for leaf in leaves_of(buffer.place)}
+        open_choice = any(len(s.dtypes) > 1 and holders[s.name].dtypes != s.dtypes for s in plain)
+        return {"dtype": kinds.pop()} if open_choice and len(kinds) == 1 else {}
 
     def read_dtype(self, stream: str, pool: Pool, asked: torch.dtype | None) -> torch.dtype:
         """The type a stream is gathered as."""
