@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvgen.axes import Digit
+from kvgen.encodings import append_refusal
 from kvgen.layout import Buffer, Dim, Field, Holds, Layout, Pad, Place, Record, Scale, Stream, leaves_of
 from kvgen.plan import Copy, Fill, Plan, Step, View
 
@@ -56,11 +57,12 @@ def lower(layout: Layout) -> tuple[Plan, ...]:
         copies = tuple(Copy(s, cache[s][0], dense_view(layout.stream(s), f"{s}_out"), **params(s, 0)) for s in names)
         return Plan(name, "gather", placement, copies)
 
-    single = [append(f"append_{name}", (name,)) for name in names]
+    able = tuple(name for name in names if append_refusal(layout, name) is None)
+    whole = able == names
     plans = (
-        append("append", names),
-        *single,
-        append("append_positions", names, "positions"),
+        *([append("append", names)] if whole else []),
+        *(append(f"append_{name}", (name,)) for name in able),
+        *([append("append_positions", names, "positions")] if whole else []),
         gather("gather", "slots"),
         gather("gather_paged", "requests"),
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from kvgen import sizes
 from kvgen.emit.args import argument_scales
 from kvgen.emit.encoding import describe
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name
+from kvgen.encodings import append_refusal
 from kvgen.layout import Buffer, Field, Holds, Layout, Pad, Place
 from kvgen.plan import Plan
 
@@ -26,6 +29,9 @@ def module_doc(layout: Layout) -> list[str]:
         f"Its slot number is {words[0]} * {size} + {words[1]}.",
         "Strides are read from the tensors, in elements, and may be larger than these.",
     ]
+    for stream in layout.streams:
+        if reason := append_refusal(layout, stream.name):
+            lines += ["", *textwrap.wrap(f"{stream.name} cannot be appended: {reason}", 116)]
     return lines
 
 

@@ -60,7 +60,8 @@ def describe(encoding: Encoding) -> str:
     """A few words on an encoding, for a comment."""
     if encoding.scale is None:
         return f"cast to {encoding.code}"
-    axes = [f"{axis.step} dims" if axis.step > 1 else axis.name for axis in encoding.scale.axes]
+    names = {"slot": "tokens", "dim": "dims"}
+    axes = [f"{axis.step} {names[axis.name]}" if axis.step > 1 else axis.name for axis in encoding.scale.axes]
     per = " and ".join(["token" if name == "slot" else name for name in axes if name != "block"]) or "tensor"
     kind = "a" if encoding.scale.dynamic else "a given"
     return f"{encoding.mode} with {kind} scale per {per}"

@@ -276,7 +276,8 @@ class _Builder:
         """A scale or a zero: its tile has sides of one where the values' has others; the axes that it keeps."""
         rank = len(tile.order)
         own = {("group" if a.name == "dim" and a.step > 1 else a.name) for a in scale.axes}
-        kept = [name for name in tile.order if name in own or (name == "token" and (scale.dynamic or "slot" in own))]
+        by_token = scale.dynamic or own & {"block", "slot"}
+        kept = [name for name in tile.order if name in own or (name == "token" and by_token)]
         seen = dict(variables)
         bounds = []
         for name in kept:
@@ -286,8 +287,9 @@ class _Builder:
                 seen["dim"] = Variable(index, tile.order.index("group"))
                 if tile.sides[tile.order.index("group")] != extent:
                     bounds.append(f"({index} < {extent}){subscript(tile.order.index('group'), rank)}")
-            elif name == "head" and (bound := self._bound(copy.stream, "head")):
-                bounds.append(f"(head < {bound}){subscript(tile.order.index('head'), rank)}")
+            elif bound := self._bound(copy.stream, name):
+                index = index_name(self.layout, copy.stream, name)
+                bounds.append(f"({index} < {bound}){subscript(tile.order.index(name), rank)}")
         token = "token" in kept
         guarded = [f"valid{subscript(variables['token'].position, rank)}"] if token and self.tiled else []
         _, masks = self._masks(f"{copy.stream}_{what}", guarded, guarded, bounds, named=False)

@@ -235,7 +235,7 @@ def _extent_variable(layout: Layout, buffer: Buffer, axis: str) -> str:
         return block_size_name(layout)
     if axis == "layer":
         return "num_layers"
-    return extent_name(layout, leaves_of(buffer.place)[0], axis).lower()
+    return extent_name(layout, layout.leaf(leaves_of(buffer.place)[0]).stream, axis).lower()
 
 
 def _block_scale(layout: Layout, dim: Dim) -> str:
@@ -270,12 +270,12 @@ def _dim_size_text(layout: Layout, buffer: Buffer, dim: Dim) -> str:
 
 def _whole_name(layout: Layout, buffer: Buffer, digit: Digit) -> str | None:
     """The constant's name where a digit is a whole axis."""
-    stream = leaves_of(buffer.place)[0]
-    if digit.div != 1 or digit.axis == "kv" or digit.size != extents_of(layout, stream).get(digit.axis):
+    leaf = layout.leaf(leaves_of(buffer.place)[0])
+    if digit.div != 1 or digit.axis == "kv" or digit.size != extents_of(layout, leaf.name).get(digit.axis):
         return None
     if digit.axis == "slot":
         return block_size_name(layout)
-    return "NUM_LAYERS" if digit.axis == "layer" else extent_name(layout, stream, digit.axis)
+    return "NUM_LAYERS" if digit.axis == "layer" else extent_name(layout, leaf.stream, digit.axis)
 
 
 def _rest_text(layout: Layout, buffer: Buffer, digit: Digit) -> str:
