@@ -102,7 +102,7 @@ CATALOG: dict[str, Entry] = {
         title="A key is missing",
         cause=(
             "Every layout has `name`, `block_size` and `buffers`; every place has either `holds` or `fields`; every "
-            "`quant` has a `mode`, and but for mxfp8 a `per` in its scale."
+            "`quant` has a `mode`, and but for mxfp8, mxfp4 and nvfp4 a `per` in its scale."
         ),
         example=("buffers:\n  kv_cache: {order: block slot head dim}"),
         cure="Add the key.",
@@ -116,11 +116,10 @@ CATALOG: dict[str, Entry] = {
     "KV204": Entry(
         title="Not supported yet",
         cause=(
-            "The word belongs to the language, but this version of kvgen does nothing with it: codes of fewer than "
-            "eight bits, zero points, rotations, scales that are shared or scaled themselves, static scales that lie "
-            "in a buffer, fused appends, transfers and regions."
+            "The word belongs to the language, but this version of kvgen does nothing with it: codebooks, rotations, "
+            "scales shared by streams, static scales over a zero, fused appends, transfers and regions."
         ),
-        example=("streams:\n  key: {quant: {mode: int4, scale: {per: token head, source: dynamic}}}\n  value: key"),
+        example=("streams:\n  key: {quant: {mode: turbo4, scale: {per: token head, source: dynamic}}}\n  value: key"),
         cure="Do without it, or use a version that supports it.",
     ),
     "KV205": Entry(
@@ -128,7 +127,8 @@ CATALOG: dict[str, Entry] = {
         cause=(
             "Names of layouts, streams, buffers, params and tables become names in generated Python: "
             "identifiers of ASCII letters, digits and `_`; no keywords, no names of axes, of generated "
-            "functions or of their other arguments, and each once. The scale of a stream `key` is called `key_scale`."
+            "functions or of their other arguments, and each once. The scale of a stream `key` is called `key_scale`, "
+            "its zero `key_zero`."
         ),
         example=(
             "buffers:\n"
@@ -203,10 +203,11 @@ CATALOG: dict[str, Entry] = {
         cure="Choose numbers that the codes reach; the default is the largest of them.",
     ),
     "KV213": Entry(
-        title="A dynamic scale that tokens share",
+        title="A dynamic scale that blocks share",
         cause=(
-            "Append computes a dynamic scale from the values of a token. Where tokens share it, a later one would "
-            "change the scale of those that are stored already, and their codes would have to be made anew."
+            "A dynamic scale is computed from the values of tokens. Where tokens of all blocks share it, a later one "
+            "would change the scale of those that are stored already, and their codes would have to be made anew. "
+            "Where those of one block share it, the layout is sound, but there is no append."
         ),
         example=("streams:\n  key: {quant: {mode: fp8_e4m3, scale: {per: head, source: dynamic}}}\n  value: key"),
         cure="Let the scale vary over `token`, or hand it in: `source: static`.",
@@ -339,21 +340,44 @@ CATALOG: dict[str, Entry] = {
         ),
         cure="Give every stream the `layer` axis, or none.",
     ),
+    "KV314": Entry(
+        title="Codes that cannot share bytes",
+        cause=(
+            "Codes of four bits lie two in a byte: the two that follow each other in their order. They must be of one "
+            "token and head, an even number, and a power of two of dims apart; groups that share a scale must be a "
+            "power of two of dims."
+        ),
+        example=(
+            "streams:\n"
+            "  key: {quant: {mode: int4, scale: {per: [], source: static}}}\n"
+            "  value: {}\n"
+            "buffers:\n"
+            "  key_cache: {holds: key, order: block head dim slot}\n"
+            "  value_cache: {holds: value, order: block slot head dim}"
+        ),
+        cure=("Let the order end in `dim`, or in a part of it: `dim//32 dim%16 dim//16%2` joins dims i and i + 16."),
+    ),
     "KV401": Entry(
-        title="A stream or a scale stored nowhere",
-        cause="No buffer holds the stream, or the scale that append computes for it.",
+        title="A stream, a scale or a zero stored nowhere",
+        cause="No buffer holds the stream, or the scale and the zero that belong to its codes.",
         example=("buffers:\n  key_cache: {holds: key, order: block slot head dim}"),
-        cure="Name it in a buffer, or remove the stream from `streams`; a scale may be static.",
+        cure="Name it in a buffer, or remove the stream from `streams`; a scale of the whole pool may be static.",
     ),
     "KV402": Entry(
-        title="A stream stored twice",
-        cause="Two places hold the same stream.",
-        example=(
-            "buffers:\n"
-            "  key_cache: {holds: key, order: block slot head dim}\n"
-            "  value_cache: {holds: key, order: block slot head dim}"
+        title="A scale stored in another number of places than its codes",
+        cause=(
+            "A stream may lie in several places: append writes all of them. Its scale and zero then lie in one place "
+            "for all, or in one for each."
         ),
-        cure="Keep one of the two.",
+        example=(
+            "streams:\n"
+            "  key: {quant: {mode: int8, scale: {per: token}}}\n"
+            "  value: {}\n"
+            "buffers:\n"
+            "  kv_cache: {order: block slot head, fields: [key, value]}\n"
+            "  scales: {order: block slot, fields: [key.scale, key.scale]}"
+        ),
+        cure="Name it once, or as often as the codes.",
     ),
     "KV403": Entry(
         title="A buffer nobody fills",

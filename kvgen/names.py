@@ -20,11 +20,11 @@ total_tokens zero_skipped
 """
 
 _VARIABLES = """
-address addresses annotations arguments block_table_stride column compiled contextlib current_device driver dtypes
-exact first first_block first_slot flags function given grid hooks in_range index inside known launch launches length
-limit metadata name ndim num_columns num_out num_rows num_slots numbers offset reach run_number run_slot runner
-search_step shape size slot_number start step stream_of stride stride_unit strides t tensor tensors tl tokens torch
-triton unit valid watchers whole written x y
+address addresses amax annotations arguments bits block_table_stride column compiled contextlib current_device dim_byte
+dim_group dim_lane driver dtypes exact first first_block first_slot flags function given grid highest hooks in_range
+index inside inverse known launch launches length limit lowest metadata name ndim num_columns num_out num_rows num_slots
+numbers offset outer reach run_number run_slot runner scale search_step shape size slot_number start step stored
+stream_of stride stride_unit strides t tensor tensors tl tokens torch triton unit valid watchers whole written x y zero
 """
 
 _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())
@@ -32,7 +32,7 @@ _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())
 
 _IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _LONGEST = 64
-_DERIVED = re.compile("(_out)?(_(ptr|length|dim|stride.*))?")
+_DERIVED = re.compile("(_out)?(_(ptr|length|dim(_byte|_group|_lane)?|stride.*))?")
 
 
 def objection(name: str) -> str | None:
@@ -60,7 +60,7 @@ def argument_objection(name: str, others: Iterable[str] = ()) -> str | None:
         return "is a key of places"
     if name in FUNCTIONS:
         return "is the name of a generated function"
-    if name in _USED or (len(name) > 1 and name.isupper()) or name.endswith("_ptr"):
+    if name in _USED or (len(name) > 1 and name.isupper()) or name.endswith(("_ptr", "_ptrs")):
         return "is used in generated modules for something else"
     for other in others:
         if name == other:

@@ -35,7 +35,7 @@ def packed(leaf: Leaf, dims: Sequence[Dim], per: int) -> tuple[tuple[Dim, ...], 
                 after = [tuple(d for d in dim.digits if d.axis != "dim") for dim in dims[at + 1 :]]
                 digits = (*dims[at].digits[:index], rest, *(d for d in dims[at].digits[index + 1 :] if d.axis != "dim"))
                 return (*dims[:at], Dim(digits), *map(Dim, after)), pack
-    message = f"{per} codes of `{leaf.name}` share a byte, and nothing repeats here for them to be"
+    message = f"{per} codes of `{leaf.name}` share a byte, and this place holds one"
     raise PackingError(message, _HOW)
 
 
@@ -62,7 +62,8 @@ def _split(leaf: Leaf, digit: Digit, per: int) -> tuple[Digit, Digit]:
     if digit.size is None:
         raise PackingError(f"{per} codes of `{leaf.name}` share a byte: `dim` must have a constant extent")
     if digit.size % per:
-        raise PackingError(f"{digit.size} codes of `{leaf.name}` do not fill bytes of {per}")
+        message = f"{digit.size} codes of `{leaf.name}` do not fill bytes of {per}"
+        raise PackingError(message, f"an extent that {per} divides")
     if digit.div & (digit.div - 1):
         message = (
             f"codes of `{leaf.name}` that are {digit.div} dims apart share a byte: powers of two can be put together"

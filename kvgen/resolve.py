@@ -278,10 +278,12 @@ class _Resolver:
     def layered_scales(self, streams: tuple[Stream, ...]) -> None:
         """A scale of each layer is an argument that ``layer`` is looked up in: functions without it have none."""
         for stream in streams:
-            scale = stream.encoding and stream.encoding.scale
-            if scale and any(axis.name == "layer" for axis in scale.axes):
-                message = f"`layer` in `per` of `{stream.name}`, and no buffer has that axis"
-                self.report("KV306", message, ("streams", stream.name, "quant", "scale", "per"))
+            where = ("streams", stream.name, "quant", "scale")
+            outer = stream.scale and stream.scale.scale
+            for scale, location in ((stream.scale, (*where, "per")), (outer, (*where, "scale", "per"))):
+                if scale and any(axis.name == "layer" for axis in scale.axes):
+                    message = f"`layer` in `per` of `{stream.name}`, and no buffer has that axis"
+                    self.report("KV306", message, location)
 
     def slots(self) -> Slots:
         slots, block_size = self.spec.slots, self.spec.block_size

@@ -7,6 +7,7 @@ from fractions import Fraction
 from kvgen.amount import Amount
 from kvgen.axes import Digit
 from kvgen.layout import Buffer, Dim, Holds, Layout, Place, leaves_of
+from kvgen.packing import unpacked
 
 UNKNOWN = {
     "block": "num_blocks",
@@ -107,7 +108,7 @@ def term(layout: Layout, place: Place, digit: Digit) -> str:
 def order(layout: Layout, place: Place) -> str:
     """The order of a place, slowest first: ``block slot head dim``, ``(block slot) head dim``."""
     parts = []
-    for dim in place.dims:
+    for dim in unpacked(place):
         terms = " ".join(term(layout, place, digit) for digit in dim.digits)
         parts.append(f"({terms})" if len(dim.digits) > 1 else terms or "1")
     return " ".join(parts)

@@ -105,8 +105,8 @@ def _is_positive(value: object) -> bool:
 
 
 def choice(*words: str) -> tuple[PlainValidator, WithJsonSchema]:
-    """Annotations of one of two or more words."""
-    expected = ", ".join(f"`{word}`" for word in words[:-1]) + f" or `{words[-1]}`"
+    """Annotations of one of some words."""
+    expected = " or ".join([", ".join(f"`{word}`" for word in words[:-1]), f"`{words[-1]}`"][len(words) == 1 :])
 
     def check(value: object) -> object:
         if isinstance(value, str) and value in words:

@@ -134,8 +134,8 @@ def test_summaries_survive(summary: str):
     assert load_text(canonical(layout)) == layout
 
 
-def encoded(stream: str, buffers: str) -> str:
-    return f"name: s\naxes: {{head: 3, dim: 46}}\nblock_size: 4\nstreams:\n  key: {stream}\nbuffers: {{{buffers}}}\n"
+def encoded(stream: str, buffers: str, axes: str = "head: 3, dim: 46") -> str:
+    return f"name: s\naxes: {{{axes}}}\nblock_size: 4\nstreams:\n  key: {stream}\nbuffers: {{{buffers}}}\n"
 
 
 def test_encodings_say_what_their_mode_does_not_imply():
@@ -172,6 +172,42 @@ def test_encodings_say_what_their_mode_does_not_imply():
 def test_encodings_without_a_stored_scale(stream: str, expected: str):
     lines = canonical(load_text(encoded(stream, "c: {holds: key, order: token head dim}"))).splitlines()
     assert lines[4] == f"  key: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("mode: int4_asymmetric, zero: {kind: minimum, dtype: float16}, SCALE", "mode: int4_asymmetric, SCALE"),
+        ("mode: int4_asymmetric, zero: {dtype: float32}, SCALE", None),
+        ("mode: int4_asymmetric, zero: {kind: point}, SCALE", None),
+        (
+            "mode: int4_asymmetric, zero: {kind: point, dtype: uint8, clamped: false}, SCALE",
+            "mode: int4_asymmetric, zero: {kind: point}, SCALE",
+        ),
+        ("mode: int4_asymmetric, zero: {kind: point, clamped: true}, SCALE", None),
+        ("mode: int4, round: away, clamp: [-8, 7], SCALE", None),
+        ("mode: int4, clamp: [-7, 7], SCALE", "mode: int4, SCALE"),
+        ("mode: mxfp4, SCALE, exponent: floor, range: 4", None),
+        ("mode: nvfp4, SCALE, scale: {per: [], source: static, dtype: float32}", "mode: nvfp4, SCALE"),
+        ("mode: nvfp4, SCALE, scale: {per: head}", None),
+        ("mode: nvfp4, SCALE, scale: none", None),
+        ("mode: fp8_e4m3, SCALE, scale: {}", "mode: fp8_e4m3, SCALE, scale: {per: []}"),
+        ("mode: fp8_e4m3, SCALE, scale: none", "mode: fp8_e4m3, SCALE"),
+    ],
+)
+def test_zeros_and_scales_of_scales(said: str, shown: str | None):
+    buffers = "c: {order: token head, fields: [{key: dim//64 dim%32 dim//32%2}, {key.scale: dim//32}ZERO]}"
+    buffers = buffers.replace("ZERO", ", {key.zero: dim//32}" if "asymmetric" in said else "")
+
+    def line(text: str) -> str:
+        head, _, tail = text.partition("SCALE")
+        return f"{{quant: {{{head}scale: {{per: token head dim//32, source: dynamic{tail}}}}}}}"
+
+    layout = load_text(encoded(line(said), buffers, "head: 4, dim: 128"))
+    text = canonical(layout)
+    assert text.splitlines()[4] == f"  key: {line(shown or said)}"
+    assert "{key: dim//64 dim%32 dim//32%2}" in text
+    assert load_text(text) == layout
 
 
 def test_streams_of_one_encoding_are_alike():

@@ -157,14 +157,20 @@ def test_what_a_scale_varies_over(per: str, axes: tuple[Axis, ...], stored: bool
     ("mode", "scale", "code"),
     [
         ("fp8_e4m3", "per: head, source: dynamic", "KV213"),
-        ("fp8_e4m3", "per: block, source: dynamic", "KV213"),
         ("fp8_e4m3", "per: slot", "KV213"),
-        ("fp8_e4m3", "per: token//4", "KV213"),
+        ("fp8_e4m3", "per: slot head, source: dynamic", "KV213"),
         ("fp8_e4m3", "per: token//5", "KV303"),
-        ("fp8_e4m3", "per: block", "KV204"),
-        ("fp8_e4m3", "per: token head, source: static", "KV204"),
         ("fp8_e4m3", "source: static", "KV202"),
-        ("mxfp8", "per: token head dim//32, source: static", "KV204"),
+        ("fp8_e4m3", "per: block", "KV401"),
+        ("mxfp8", "source: static", "KV401"),
+        ("fp8_e4m3", "per: block, given: inverse", "KV211"),
+        ("fp8_e4m3", "per: [], scale: {}", "KV211"),
+        ("int4_asymmetric", "per: []", "KV204"),
+        ("int4", "per: token dim//24", "KV314"),
+        ("int4", "per: token dim//2, range: 7.5", "KV212"),
+        ("nvfp4", "dtype: float32", "KV211"),
+        ("nvfp4", "range: 7", "KV212"),
+        ("nvfp4", "scale: {per: token}", "KV306"),
         ("fp8_e4m3", "per: token, range: 448.1", "KV212"),
         ("int8", "per: token, range: 128", "KV212"),
         ("fp8_e4m3", "per: token, exponent: floor", "KV211"),
@@ -368,6 +374,9 @@ def test_where_scales_must_lie():
     assert codes("int8", "per: token") == ["KV401"]
     assert codes("int8", "per: []", "c: {order: block slot head, fields: [key, key.scale]}") == ["KV407"]
     assert codes("int8", "per: token", ONE_BUFFER + ", s: {key.scale: token}, u: {key.scale: token}") == ["KV402"]
+    assert codes("int8", "per: []", "c: {order: block slot head, fields: [key]}, s: {key.scale.scale: 1}") == ["KV206"]
+    nvfp4 = ONE_BUFFER + ", s: {key.scale: token head dim//16}, u: {key.scale.scale: 1}"
+    assert codes("nvfp4", "scale: {}", nvfp4) == ["KV407"]
     assert codes("int8", "per: token", "c: {holds: key, order: layer token head dim}, s: {key.scale: token}") == [
         "KV313"
     ]

@@ -9,11 +9,12 @@ import pytest
 import yaml
 
 from kvgen.diagnostics import KvgenError
+from kvgen.packing import BITS
 from kvgen.quant import MODES
 from kvgen.resolve import load_text
 from kvgen.source import parse
 from kvgen.spec import RESERVED, PadSpec, PlaceSpec, QuantSpec, ScaleSpec, Spec, StreamSpec, read_spec, schema
-from kvgen.values import CASTS, ITEMSIZE, RESERVED_MODES, SCALE_DTYPES, STORED_ITEMSIZE
+from kvgen.values import CASTS, ITEMSIZE, RESERVED_MODES, SCALE_DTYPES, STORED_ITEMSIZE, ZERO_DTYPES
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = sorted((ROOT / "layouts").glob("*.yaml"))
@@ -202,6 +203,9 @@ def test_schema_takes_shipped_layouts(path: Path, validator):
         "streams: {key: {quant: {mode: int8, scale: {per: [], dtype: e4m3, range: 100, floor: {amax: 1.0e-4}}}}}",
         "streams: {key: {quant: {mode: int8, scale: {per: dim, floor: none, given: inverse, encode: exact}}}}",
         "buffers: {pool: {order: block, fields: [{key: slot dim}, {key.scale: slot}, key.scale]}}",
+        "streams: {key: {quant: {mode: int4_asymmetric, zero: {kind: point, dtype: uint8, clamped: true}}}}",
+        "streams: {key: {quant: {mode: nvfp4, scale: {scale: {per: head, source: static, dtype: float32}}}}}",
+        "streams: {key: {quant: {mode: nvfp4, scale: {scale: none}}}}",
     ],
 )
 def test_schema_takes_shorthands(text: str, validator):
@@ -221,10 +225,13 @@ def test_schema_takes_shorthands(text: str, validator):
         "quant: {}",
         "streams: {key: {store: int8}}",
         "streams: {key: {quant: {}}}",
-        "streams: {key: {quant: {mode: int4}}}",
+        "streams: {key: {quant: {mode: turbo4}}}",
+        "streams: {key: {quant: {mode: int4_asymmetric, zero: {kind: lowest}}}}",
+        "streams: {key: {quant: {mode: int4_asymmetric, zero: {clamped: 1}}}}",
         "streams: {key: {quant: {mode: int8, scale: {floor: 1.0}}}}",
         "streams: {key: {quant: {mode: int8, scale: {floor: {amax: 1, scale: 1}}}}}",
-        "streams: {key: {quant: {mode: int8, scale: {scale: {}}}}}",
+        "streams: {key: {quant: {mode: int8, scale: {scale: {floor: none}}}}}",
+        "streams: {key: {quant: {mode: nvfp4, scale: {scale: one}}}}",
         "streams: {key: {quant: {mode: int8, clamp: [1]}}}",
     ],
 )
@@ -241,4 +248,6 @@ def test_item_sizes_are_those_of_torch():
 def test_every_type_of_codes_and_scales_has_a_size():
     used = {*CASTS, *SCALE_DTYPES.values()}
     used |= {dtype for mode in MODES.values() for dtype in (mode.code, mode.scale_dtype)}
-    assert used <= STORED_ITEMSIZE.keys()
+    used |= {dtype for dtypes in ZERO_DTYPES.values() for dtype in dtypes}
+    assert used <= STORED_ITEMSIZE.keys() | BITS.keys()
+    assert {mode.code: mode.bits for mode in MODES.values() if mode.bits < 8} == BITS
