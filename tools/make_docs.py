@@ -18,7 +18,7 @@ from kvgen import show  # noqa: E402
 from kvgen.catalog import Entry  # noqa: E402
 from kvgen.cli.codes import ENTRIES, ENVIRONMENT  # noqa: E402
 from kvgen.diagnostics import KvgenError, render_text  # noqa: E402
-from kvgen.layout import Layout, Record  # noqa: E402
+from kvgen.layout import Layout, Record, leaves_of  # noqa: E402
 from kvgen.resolve import load, load_text  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -33,7 +33,12 @@ FOUND = {
     "cross_layer_nhd": "Engines that move one block of all layers at a time, between GPUs or to the host.",
     "flat_slots": "The token pools of SGLang and tokenspeed.",
     "mla": "DeepSeek V2 and V3.",
+    "mla_assembled": "Engines that keep a key pool and a value pool for MLA too.",
+    "mla_assembled_fp8": "Engines that keep a key pool and a value pool for MLA too.",
     "mla_split": "FlashInfer's MLA kernels.",
+    "nhd_int4_group": "KIVI.",
+    "nhd_mxfp4": "SGLang and tokenspeed.",
+    "nhd_nvfp4": "FlashInfer and SGLang.",
     "packed_hnd": "vLLM since 0.26; the tensors it hands to kernels are views of this one.",
     "packed_nhd": "vLLM since 0.26; the tensors it hands to kernels are views of this one.",
     "paged_hnd": "FlashInfer's HND pages; the blocks of TensorRT-LLM.",
@@ -96,8 +101,8 @@ def _row(layout: Layout) -> str:
 
 def _order(layout: Layout, facts: dict) -> str:
     """The order of a buffer and, in brackets, what lies in its record."""
-    record = isinstance(layout.buffer(facts["name"]).place.content, Record)
-    return f"{facts['order']} [{' '.join(facts['addresses'])}]" if record else facts["order"]
+    place = layout.buffer(facts["name"]).place
+    return f"{facts['order']} [{' '.join(leaves_of(place))}]" if isinstance(place.content, Record) else facts["order"]
 
 
 def _section(path: Path, layout: Layout, found: str | None) -> list[str]:
