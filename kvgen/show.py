@@ -13,12 +13,15 @@ from kvgen.plan import Step, View
 
 
 def formulas(layout: Layout) -> dict[str, dict[str, str]]:
-    """For each buffer the address of every stream in it, in elements of the tensor."""
-    append = lower(layout)[0]
+    """For each buffer the address of everything stored in it, in elements of the tensor."""
     found: dict[str, dict[str, str]] = {buffer.name: {} for buffer in layout.buffers}
-    for copy in append.copies:
-        view = append.cache_view(copy)
-        found[view.tensor][copy.stream] = _formula(layout, copy.stream, view)
+    for plan in lower(layout):
+        for copy in plan.copies:
+            views = {"": plan.cache_view(copy), ".scale": copy.scale, ".zero": copy.zero}
+            for suffix, view in views.items():
+                if view is not None and view.tensor in found:
+                    name = copy.stream + suffix
+                    found[view.tensor].setdefault(name, _formula(layout, name, view))
     return found
 
 

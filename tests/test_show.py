@@ -78,7 +78,7 @@ def described(text, **pool):
 
 
 class Addresses:
-    """Buffers of a layout, shaped as ``describe`` says, every element holding its own number."""
+    """Buffers of a layout, shaped as ``describe`` says."""
 
     def __init__(self, layout):
         self.facts = {facts["name"]: facts for facts in show.describe(layout)["buffers"]}
@@ -89,35 +89,36 @@ class Addresses:
                 for key in ("shape", "strides")
             )
             count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-            self.buffers[name] = torch.arange(count).remainder(2**15).short().as_strided(shape, strides)
+            kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[facts["element_bytes"]]
+            self.buffers[name] = torch.empty(count, dtype=kind).as_strided(shape, strides)
             self.strides[name] = strides
 
-    def formula(self, stream):
-        """The address of a stream as a function of its axes."""
-        name, text = next((b, f["addresses"][stream]) for b, f in self.facts.items() if stream in f["addresses"])
+    def formula(self, leaf):
+        """The address of a leaf in bytes as a function of its axes."""
+        name, text = next((b, f["addresses"][leaf]) for b, f in self.facts.items() if leaf in f["addresses"])
         known = {name: 0, "stride": self.strides[name].__getitem__}
-        code = compile(text, stream, "eval")
-        return lambda **index: eval(code, known, index)
+        code, unit = compile(text, leaf, "eval"), self.facts[name]["element_bytes"]
+        return lambda **index: unit * eval(code, known, index)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_formulas_lead_where_the_reference_reads(layout):
     addresses = Addresses(layout)
     block_size = layout.block_size
-    slots = [0, 1, block_size - 1, block_size, 2 * block_size - 1]
-    layer = None if layout.layers is None else 1
-    remap = torch.arange(2 * block_size) if layout.slots.remap else None
-    read = reference.gather(layout, addresses.buffers, torch.tensor(slots), layer=layer, remap=remap)
-    for stream in layout.streams:
-        formula = addresses.formula(stream.name)
-        extents = [axis.extent or UNKNOWN["num_heads"] for axis in stream.axes]
-        places = list(itertools.product(*map(range, extents)))
-        for row, slot in zip(read[stream.name], slots, strict=True):
+    layer = 0 if layout.layers is None else 1
+    views = reference.leaf_views(layout, addresses.buffers)
+    for leaf in layout.leaves:
+        formula, view = addresses.formula(leaf.name), views[leaf.name].select("layer", layer)
+        start = view.tensor.untyped_storage().data_ptr()
+        inner = [axis for axis in leaf.axes if axis.name not in ("block", "slot")]
+        places = list(itertools.product(*(range(axis.extent or UNKNOWN["num_heads"]) for axis in inner)))
+        for slot in (0, 1, block_size - 1, block_size, 2 * block_size - 1):
             block, inside = divmod(slot, block_size)
             index = {"block": block, "request": block, "slot": inside, "position": inside, "slot_number": slot}
             for place in places[:: max(1, len(places) // 97)] + places[-1:]:
-                axes = dict(zip([axis.name for axis in stream.axes], place, strict=True))
-                assert row[place] == formula(layer=layer, **index, **axes) % 2**15, (stream.name, slot, axes)
+                axes = index | dict(zip([axis.name for axis in inner], place, strict=True))
+                found = view.tensor[tuple(digit.of(axes[digit.axis]) for digit in view.digits)]
+                assert found.data_ptr() - start == formula(layer=layer, **axes), (leaf.name, axes)
 
 
 def test_a_buffer_is_described():
