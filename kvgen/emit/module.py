@@ -91,7 +91,7 @@ def build_module(layout: Layout) -> Module:
         allocations=tuple(_allocation(layout, buffer) for buffer in layout.buffers),
         allocation_names=tuple(buffer.name for buffer in layout.buffers),
         casts=any(arg.role == "native" for kernel in kernels for arg in kernel.args),
-        scaled=any(stream.scale and not stream.scale.stored for stream in layout.streams),
+        scaled=any(function.scales for function in functions),
         uses_codes=bool(helpers(layout)),
         codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},
         fp8=fp8_formats(layout),
