@@ -7,6 +7,8 @@ from typing import Any
 from kvgen import picture, sizes
 from kvgen.amount import Amount
 from kvgen.axes import Digit
+from kvgen.canonical import per
+from kvgen.encodings import append_refusal
 from kvgen.layout import Buffer, Holds, Layout, Stream
 from kvgen.lower import SLOT_NUMBER, coalesce, lower
 from kvgen.plan import Step, View
@@ -51,7 +53,7 @@ def describe(layout: Layout, layers: int | None = None, tokens: int | None = Non
         "block_size": layout.block_size,
         "contiguous": layout.contiguous,
         "layers": layout.layers and (layout.layers.extent or "dynamic"),
-        "streams": [_stream(stream) for stream in layout.streams],
+        "streams": [_stream(layout, stream) for stream in layout.streams],
         "buffers": [_buffer(layout, buffer, addresses[buffer.name]) for buffer in layout.buffers],
         "bytes_per_token": sizes.token_bytes(layout).plain,
     }
@@ -66,7 +68,8 @@ def text(layout: Layout, layers: int | None = None, tokens: int | None = None) -
     lines = [f"{layout.name}: {layout.summary}" if layout.summary else layout.name, ""]
     for stream in facts["streams"]:
         extents = ", ".join(f"{axis} {extent}" for axis, extent in stream["axes"].items())
-        lines.append(f"{stream['name']:<10} [token, {extents}]  {' or '.join(stream['dtypes'])}")
+        stored = f", stored as {stream['stored']}" if stream["stored"] else ""
+        lines.append(f"{stream['name']:<10} [token, {extents}]  {' or '.join(stream['dtypes'])}{stored}")
     unit = "max_seq_len" if layout.contiguous else "block_size"
     lines.append(f"{unit:<10} {'dynamic' if layout.block_size is None else layout.block_size}")
     per_token = facts["bytes_per_token"]
@@ -78,9 +81,19 @@ def text(layout: Layout, layers: int | None = None, tokens: int | None = None) -
     return "\n".join(lines) + "\n"
 
 
-def _stream(stream: Stream) -> dict[str, Any]:
+def _stream(layout: Layout, stream: Stream) -> dict[str, Any]:
     axes = {axis.name: axis.extent or "dynamic" for axis in stream.axes}
-    return {"name": stream.name, "axes": axes, "dtypes": list(stream.dtypes)}
+    return {"name": stream.name, "axes": axes, "dtypes": list(stream.dtypes), "stored": _stored(layout, stream)}
+
+
+def _stored(layout: Layout, stream: Stream) -> str | None:
+    """The encoding of a stream in a few words, None where values are stored as they come."""
+    encoding, scale = stream.encoding, stream.scale
+    if scale is None:
+        return encoding and encoding.code
+    kind = "dynamic" if scale.dynamic else "static"
+    refused = ", never appended" if append_refusal(layout, stream.name) else ""
+    return f"{encoding.mode} with a {kind} scale per {per(layout, scale) or 'tensor'}{refused}"
 
 
 def _buffer(layout: Layout, buffer: Buffer, addresses: dict[str, str]) -> dict[str, Any]:
@@ -107,7 +120,8 @@ def _buffer_lines(layout: Layout, buffer: Buffer, facts: dict[str, Any]) -> list
         f"  strides  [{', '.join(map(str, facts['strides']))}] elements at least; the tensor's own are used",
         f"  bytes    {facts['page_bytes']} a {name}, {facts['bytes_per_token']} a token",
     ]
-    lines += [f"  {stream:<8} {formula}" for stream, formula in facts["addresses"].items()]
+    width = max(map(len, ("strides ", *facts["addresses"])))
+    lines += [f"  {name:<{width}} {formula}" for name, formula in facts["addresses"].items()]
     return [*lines, "", *(f"  {line}".rstrip() for line in picture.page(layout, buffer))]
 
 

@@ -63,7 +63,27 @@ buffers:
   key_cache: {holds: key, order: block slot head dim}
   value_cache: {holds: value, order: block head slot dim}
 """
-TEXTS = {"stacked": STACKED, "planar": PLANAR, "record": RECORD, "split": SPLIT, "layered": LAYERED, "dynamic": DYNAMIC}
+NIBBLES = """
+name: nibbles
+axes: {head: 2, dim: 46}
+block_size: 4
+streams:
+  key: {dim: 64, quant: {mode: int4_asymmetric, scale: {per: token//2 head dim//16}}}
+  value: {quant: {mode: int4, scale: {per: block head, source: static}}}
+buffers:
+  key_cache: {order: block head slot//2, fields: [{key: dim//32 slot%2 dim%16 dim//16%2}, {key.scale: dim//16}]}
+  value_cache: {order: block, fields: [{value: slot head dim}, {value.scale: head}, {pad: 3}], align: 16}
+  zeros: {key.zero: token//2 dim//16 head}
+"""
+TEXTS = {
+    "stacked": STACKED,
+    "planar": PLANAR,
+    "record": RECORD,
+    "split": SPLIT,
+    "layered": LAYERED,
+    "dynamic": DYNAMIC,
+    "nibbles": NIBBLES,
+}
 UNKNOWN = {"num_blocks": 3, "num_requests": 2, "num_layers": 2, "num_heads": 3}
 
 
