@@ -138,10 +138,14 @@ class Bench:
         return {} if self.layout.slots.shard is None else {"rank": rank}
 
     def dtype_args(self, pool: Pool) -> dict[str, torch.dtype]:
-        """The type to gather as, where values lie in bytes and the streams have one type."""
+        """The type to gather as, where a stream of several types lies in bytes, and all streams come as one type."""
         kinds = set(pool.dtypes.values())
-        raw = any(b.dtypes == ("uint8",) for b in self.layout.buffers)
-        return {"dtype": kinds.pop()} if raw and len(kinds) == 1 else {}
+        open_choice = any(
+            len(stream.dtypes) > 1 and buffer.dtypes != stream.dtypes
+            for buffer in self.layout.buffers
+            for stream in map(self.layout.stream, leaves_of(buffer.place))
+        )
+        return {"dtype": kinds.pop()} if open_choice and len(kinds) == 1 else {}
 
     def block_size_args(self) -> dict[str, int]:
         return {} if self.layout.block_size is not None else {"block_size": self.sizes.block_size}
