@@ -152,4 +152,4 @@ def _name_span(path: Path) -> Span:
 
 def console_width() -> int | None:
     """The width of tables: the terminal's, and wide enough for everything where the output goes elsewhere."""
-    return None if sys.stdout.isatty() else 200
+    return None if sys.stdout.isatty() else 240
