@@ -113,16 +113,16 @@ def _append_checked(key, value, key_cache, value_cache, slot_mapping):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            key.stride(0),
-            key.stride(1),
             key_cache.stride(0),
             key_cache.stride(1),
             key_cache.stride(2),
-            value.stride(0),
-            value.stride(1),
+            key.stride(0),
+            key.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
+            value.stride(0),
+            value.stride(1),
         )
         with _on(device):
             compiled = _append_kernel[grid](key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=4)
@@ -168,11 +168,11 @@ def _append_key_checked(key, key_cache, slot_mapping):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            key.stride(0),
-            key.stride(1),
             key_cache.stride(0),
             key_cache.stride(1),
             key_cache.stride(2),
+            key.stride(0),
+            key.stride(1),
         )
         with _on(device):
             compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=4)
@@ -218,11 +218,11 @@ def _append_value_checked(value, value_cache, slot_mapping):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            value.stride(0),
-            value.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
+            value.stride(0),
+            value.stride(1),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, *numbers, num_warps=4)
@@ -265,16 +265,16 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 block_table.shape[1],
                 block_table.shape[0],
                 num_slots,
-                key.stride(0),
-                key.stride(1),
                 key_cache.stride(0),
                 key_cache.stride(1),
                 key_cache.stride(2),
-                value.stride(0),
-                value.stride(1),
+                key.stride(0),
+                key.stride(1),
                 value_cache.stride(0),
                 value_cache.stride(1),
                 value_cache.stride(2),
+                value.stride(0),
+                value.stride(1),
                 num_warps=4,
             )
 
@@ -504,16 +504,16 @@ def _append_kernel(
     value_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     key_cache_stride_block,
     key_cache_stride_head,
     key_cache_stride_slot,
-    value_stride_token,
-    value_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_cache_stride_block,
     value_cache_stride_head,
     value_cache_stride_slot,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -560,11 +560,11 @@ def _append_key_kernel(
     key_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     key_cache_stride_block,
     key_cache_stride_head,
     key_cache_stride_slot,
+    key_stride_token,
+    key_stride_head,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -600,11 +600,11 @@ def _append_value_kernel(
     value_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    value_stride_token,
-    value_stride_head,
     value_cache_stride_block,
     value_cache_stride_head,
     value_cache_stride_slot,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -647,16 +647,16 @@ def _append_positions_kernel(
     num_columns,
     num_rows,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     key_cache_stride_block,
     key_cache_stride_head,
     key_cache_stride_slot,
-    value_stride_token,
-    value_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_cache_stride_block,
     value_cache_stride_head,
     value_cache_stride_slot,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8

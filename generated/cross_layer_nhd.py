@@ -99,12 +99,12 @@ def _append_checked(key, value, kv_cache, slot_mapping, layer):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            key.stride(0),
-            key.stride(1),
             kv_cache.stride(0),
             kv_cache.stride(1),
             kv_cache.stride(2),
             kv_cache.stride(3),
+            key.stride(0),
+            key.stride(1),
             value.stride(0),
             value.stride(1),
         )
@@ -154,12 +154,12 @@ def _append_key_checked(key, kv_cache, slot_mapping, layer):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            key.stride(0),
-            key.stride(1),
             kv_cache.stride(0),
             kv_cache.stride(1),
             kv_cache.stride(2),
             kv_cache.stride(3),
+            key.stride(0),
+            key.stride(1),
         )
         with _on(device):
             compiled = _append_key_kernel[grid](key, kv_cache, slot_mapping, layer, *numbers, num_warps=4)
@@ -207,12 +207,12 @@ def _append_value_checked(value, kv_cache, slot_mapping, layer):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            value.stride(0),
-            value.stride(1),
             kv_cache.stride(0),
             kv_cache.stride(1),
             kv_cache.stride(2),
             kv_cache.stride(3),
+            value.stride(0),
+            value.stride(1),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](value, kv_cache, slot_mapping, layer, *numbers, num_warps=4)
@@ -256,12 +256,12 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
                 block_table.shape[1],
                 block_table.shape[0],
                 num_slots,
-                key.stride(0),
-                key.stride(1),
                 kv_cache.stride(0),
                 kv_cache.stride(1),
                 kv_cache.stride(2),
                 kv_cache.stride(3),
+                key.stride(0),
+                key.stride(1),
                 value.stride(0),
                 value.stride(1),
                 num_warps=4,
@@ -481,12 +481,12 @@ def _append_kernel(
     slot_mapping_ptr,
     layer,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_layer,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_stride_token,
     value_stride_head,
 ):
@@ -540,12 +540,12 @@ def _append_key_kernel(
     slot_mapping_ptr,
     layer,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_layer,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -584,12 +584,12 @@ def _append_value_kernel(
     slot_mapping_ptr,
     layer,
     num_slots,
-    value_stride_token,
-    value_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_layer,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -635,12 +635,12 @@ def _append_positions_kernel(
     num_columns,
     num_rows,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_layer,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_stride_token,
     value_stride_head,
 ):

@@ -113,14 +113,14 @@ def _append_checked(key, value, key_cache, value_cache, slot_mapping):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            key.stride(0),
-            key.stride(1),
             key_cache.stride(0),
             key_cache.stride(1),
-            value.stride(0),
-            value.stride(1),
+            key.stride(0),
+            key.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
+            value.stride(0),
+            value.stride(1),
         )
         with _on(device):
             compiled = _append_kernel[grid](key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=4)
@@ -164,7 +164,7 @@ def _append_key_checked(key, key_cache, slot_mapping):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
-        numbers = (num_slots, key.stride(0), key.stride(1), key_cache.stride(0), key_cache.stride(1))
+        numbers = (num_slots, key_cache.stride(0), key_cache.stride(1), key.stride(0), key.stride(1))
         with _on(device):
             compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=4)
         _keep(_append_key_launches, given, compiled, grid, numbers)
@@ -207,7 +207,7 @@ def _append_value_checked(value, value_cache, slot_mapping):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
-        numbers = (num_slots, value.stride(0), value.stride(1), value_cache.stride(0), value_cache.stride(1))
+        numbers = (num_slots, value_cache.stride(0), value_cache.stride(1), value.stride(0), value.stride(1))
         with _on(device):
             compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, *numbers, num_warps=4)
         _keep(_append_value_launches, given, compiled, grid, numbers)
@@ -249,14 +249,14 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 block_table.shape[1],
                 block_table.shape[0],
                 num_slots,
-                key.stride(0),
-                key.stride(1),
                 key_cache.stride(0),
                 key_cache.stride(1),
-                value.stride(0),
-                value.stride(1),
+                key.stride(0),
+                key.stride(1),
                 value_cache.stride(0),
                 value_cache.stride(1),
+                value.stride(0),
+                value.stride(1),
                 num_warps=4,
             )
 
@@ -482,14 +482,14 @@ def _append_kernel(
     value_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     key_cache_stride_token,
     key_cache_stride_head,
-    value_stride_token,
-    value_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_cache_stride_token,
     value_cache_stride_head,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -527,10 +527,10 @@ def _append_key_kernel(
     key_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     key_cache_stride_token,
     key_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -558,10 +558,10 @@ def _append_value_kernel(
     value_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    value_stride_token,
-    value_stride_head,
     value_cache_stride_token,
     value_cache_stride_head,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -600,14 +600,14 @@ def _append_positions_kernel(
     num_columns,
     num_rows,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     key_cache_stride_token,
     key_cache_stride_head,
-    value_stride_token,
-    value_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_cache_stride_token,
     value_cache_stride_head,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8

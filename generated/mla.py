@@ -96,7 +96,7 @@ def _append_checked(latent, rope, cache, slot_mapping):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, latent.stride(0), cache.stride(0), cache.stride(1), rope.stride(0), tokens)
+        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0), rope.stride(0), tokens)
         with _on(device):
             compiled = _append_kernel[grid](latent, rope, cache, slot_mapping, *numbers, num_warps=8)
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -140,7 +140,7 @@ def _append_latent_checked(latent, cache, slot_mapping):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, latent.stride(0), cache.stride(0), cache.stride(1), tokens)
+        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0), tokens)
         with _on(device):
             compiled = _append_latent_kernel[grid](latent, cache, slot_mapping, *numbers, num_warps=8)
         _keep(_append_latent_launches, given, compiled, grid, numbers)
@@ -184,7 +184,7 @@ def _append_rope_checked(rope, cache, slot_mapping):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, rope.stride(0), cache.stride(0), cache.stride(1), tokens)
+        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), rope.stride(0), tokens)
         with _on(device):
             compiled = _append_rope_kernel[grid](rope, cache, slot_mapping, *numbers, num_warps=2)
         _keep(_append_rope_launches, given, compiled, grid, numbers)
@@ -226,9 +226,9 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
                 block_table.shape[0],
                 num_slots,
                 num_tokens,
-                latent.stride(0),
                 cache.stride(0),
                 cache.stride(1),
+                latent.stride(0),
                 rope.stride(0),
                 tokens,
                 num_warps=8,
@@ -438,9 +438,9 @@ def _append_kernel(
     slot_mapping_ptr,
     num_slots,
     num_tokens,
-    latent_stride_token,
     cache_stride_block,
     cache_stride_slot,
+    latent_stride_token,
     rope_stride_token,
     TOKENS: tl.constexpr,
 ):
@@ -485,9 +485,9 @@ def _append_latent_kernel(
     slot_mapping_ptr,
     num_slots,
     num_tokens,
-    latent_stride_token,
     cache_stride_block,
     cache_stride_slot,
+    latent_stride_token,
     TOKENS: tl.constexpr,
 ):
     """One program writes latent of TOKENS tokens."""
@@ -521,9 +521,9 @@ def _append_rope_kernel(
     slot_mapping_ptr,
     num_slots,
     num_tokens,
-    rope_stride_token,
     cache_stride_block,
     cache_stride_slot,
+    rope_stride_token,
     TOKENS: tl.constexpr,
 ):
     """One program writes rope of TOKENS tokens."""
@@ -561,9 +561,9 @@ def _append_positions_kernel(
     num_rows,
     num_slots,
     num_tokens,
-    latent_stride_token,
     cache_stride_block,
     cache_stride_slot,
+    latent_stride_token,
     rope_stride_token,
     TOKENS: tl.constexpr,
 ):

@@ -115,12 +115,12 @@ def _append_checked(latent, rope, latent_cache, rope_cache, slot_mapping):
         numbers = (
             num_slots,
             num_tokens,
-            latent.stride(0),
             latent_cache.stride(0),
             latent_cache.stride(1),
-            rope.stride(0),
+            latent.stride(0),
             rope_cache.stride(0),
             rope_cache.stride(1),
+            rope.stride(0),
             tokens,
         )
         with _on(device):
@@ -166,7 +166,7 @@ def _append_latent_checked(latent, latent_cache, slot_mapping):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, latent.stride(0), latent_cache.stride(0), latent_cache.stride(1), tokens)
+        numbers = (num_slots, num_tokens, latent_cache.stride(0), latent_cache.stride(1), latent.stride(0), tokens)
         with _on(device):
             compiled = _append_latent_kernel[grid](latent, latent_cache, slot_mapping, *numbers, num_warps=8)
         _keep(_append_latent_launches, given, compiled, grid, numbers)
@@ -210,7 +210,7 @@ def _append_rope_checked(rope, rope_cache, slot_mapping):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, rope.stride(0), rope_cache.stride(0), rope_cache.stride(1), tokens)
+        numbers = (num_slots, num_tokens, rope_cache.stride(0), rope_cache.stride(1), rope.stride(0), tokens)
         with _on(device):
             compiled = _append_rope_kernel[grid](rope, rope_cache, slot_mapping, *numbers, num_warps=2)
         _keep(_append_rope_launches, given, compiled, grid, numbers)
@@ -254,12 +254,12 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
                 block_table.shape[0],
                 num_slots,
                 num_tokens,
-                latent.stride(0),
                 latent_cache.stride(0),
                 latent_cache.stride(1),
-                rope.stride(0),
+                latent.stride(0),
                 rope_cache.stride(0),
                 rope_cache.stride(1),
+                rope.stride(0),
                 tokens,
                 num_warps=8,
             )
@@ -491,12 +491,12 @@ def _append_kernel(
     slot_mapping_ptr,
     num_slots,
     num_tokens,
-    latent_stride_token,
     latent_cache_stride_block,
     latent_cache_stride_slot,
-    rope_stride_token,
+    latent_stride_token,
     rope_cache_stride_block,
     rope_cache_stride_slot,
+    rope_stride_token,
     TOKENS: tl.constexpr,
 ):
     """One program writes latent and rope of TOKENS tokens."""
@@ -546,9 +546,9 @@ def _append_latent_kernel(
     slot_mapping_ptr,
     num_slots,
     num_tokens,
-    latent_stride_token,
     latent_cache_stride_block,
     latent_cache_stride_slot,
+    latent_stride_token,
     TOKENS: tl.constexpr,
 ):
     """One program writes latent of TOKENS tokens."""
@@ -585,9 +585,9 @@ def _append_rope_kernel(
     slot_mapping_ptr,
     num_slots,
     num_tokens,
-    rope_stride_token,
     rope_cache_stride_block,
     rope_cache_stride_slot,
+    rope_stride_token,
     TOKENS: tl.constexpr,
 ):
     """One program writes rope of TOKENS tokens."""
@@ -629,12 +629,12 @@ def _append_positions_kernel(
     num_rows,
     num_slots,
     num_tokens,
-    latent_stride_token,
     latent_cache_stride_block,
     latent_cache_stride_slot,
-    rope_stride_token,
+    latent_stride_token,
     rope_cache_stride_block,
     rope_cache_stride_slot,
+    rope_stride_token,
     TOKENS: tl.constexpr,
 ):
     """One program writes latent and rope of TOKENS tokens."""

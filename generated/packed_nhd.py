@@ -97,11 +97,11 @@ def _append_checked(key, value, kv_cache, slot_mapping):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            key.stride(0),
-            key.stride(1),
             kv_cache.stride(0),
             kv_cache.stride(1),
             kv_cache.stride(2),
+            key.stride(0),
+            key.stride(1),
             value.stride(0),
             value.stride(1),
         )
@@ -147,7 +147,7 @@ def _append_key_checked(key, kv_cache, slot_mapping):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
-        numbers = (num_slots, key.stride(0), key.stride(1), kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2))
+        numbers = (num_slots, kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), key.stride(0), key.stride(1))
         with _on(device):
             compiled = _append_key_kernel[grid](key, kv_cache, slot_mapping, *numbers, num_warps=4)
         _keep(_append_key_launches, given, compiled, grid, numbers)
@@ -192,11 +192,11 @@ def _append_value_checked(value, kv_cache, slot_mapping):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            value.stride(0),
-            value.stride(1),
             kv_cache.stride(0),
             kv_cache.stride(1),
             kv_cache.stride(2),
+            value.stride(0),
+            value.stride(1),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](value, kv_cache, slot_mapping, *numbers, num_warps=4)
@@ -237,11 +237,11 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
                 block_table.shape[1],
                 block_table.shape[0],
                 num_slots,
-                key.stride(0),
-                key.stride(1),
                 kv_cache.stride(0),
                 kv_cache.stride(1),
                 kv_cache.stride(2),
+                key.stride(0),
+                key.stride(1),
                 value.stride(0),
                 value.stride(1),
                 num_warps=4,
@@ -452,11 +452,11 @@ def _append_kernel(
     kv_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_stride_token,
     value_stride_head,
 ):
@@ -506,11 +506,11 @@ def _append_key_kernel(
     kv_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -546,11 +546,11 @@ def _append_value_kernel(
     kv_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    value_stride_token,
-    value_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -593,11 +593,11 @@ def _append_positions_kernel(
     num_columns,
     num_rows,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_stride_token,
     value_stride_head,
 ):

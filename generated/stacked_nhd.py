@@ -96,14 +96,14 @@ def _append_checked(key, value, kv_cache, slot_mapping):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            key.stride(0),
-            key.stride(1),
             kv_cache.stride(1),
             kv_cache.stride(2),
             kv_cache.stride(3),
+            key.stride(0),
+            key.stride(1),
+            kv_cache.stride(0),
             value.stride(0),
             value.stride(1),
-            kv_cache.stride(0),
         )
         with _on(device):
             compiled = _append_kernel[grid](key, value, kv_cache, slot_mapping, *numbers, num_warps=4)
@@ -147,7 +147,7 @@ def _append_key_checked(key, kv_cache, slot_mapping):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
-        numbers = (num_slots, key.stride(0), key.stride(1), kv_cache.stride(1), kv_cache.stride(2), kv_cache.stride(3))
+        numbers = (num_slots, kv_cache.stride(1), kv_cache.stride(2), kv_cache.stride(3), key.stride(0), key.stride(1))
         with _on(device):
             compiled = _append_key_kernel[grid](key, kv_cache, slot_mapping, *numbers, num_warps=4)
         _keep(_append_key_launches, given, compiled, grid, numbers)
@@ -192,12 +192,12 @@ def _append_value_checked(value, kv_cache, slot_mapping):
         grid = (num_tokens,)
         numbers = (
             num_slots,
-            value.stride(0),
-            value.stride(1),
             kv_cache.stride(0),
             kv_cache.stride(1),
             kv_cache.stride(2),
             kv_cache.stride(3),
+            value.stride(0),
+            value.stride(1),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](value, kv_cache, slot_mapping, *numbers, num_warps=4)
@@ -238,14 +238,14 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
                 block_table.shape[1],
                 block_table.shape[0],
                 num_slots,
-                key.stride(0),
-                key.stride(1),
                 kv_cache.stride(1),
                 kv_cache.stride(2),
                 kv_cache.stride(3),
+                key.stride(0),
+                key.stride(1),
+                kv_cache.stride(0),
                 value.stride(0),
                 value.stride(1),
-                kv_cache.stride(0),
                 num_warps=4,
             )
 
@@ -456,14 +456,14 @@ def _append_kernel(
     kv_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
+    kv_cache_stride_kv,
     value_stride_token,
     value_stride_head,
-    kv_cache_stride_kv,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -511,11 +511,11 @@ def _append_key_kernel(
     kv_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -551,12 +551,12 @@ def _append_value_kernel(
     kv_cache_ptr,
     slot_mapping_ptr,
     num_slots,
-    value_stride_token,
-    value_stride_head,
     kv_cache_stride_kv,
     kv_cache_stride_block,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -599,14 +599,14 @@ def _append_positions_kernel(
     num_columns,
     num_rows,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     kv_cache_stride_block,
     kv_cache_stride_slot,
     kv_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
+    kv_cache_stride_kv,
     value_stride_token,
     value_stride_head,
-    kv_cache_stride_kv,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8

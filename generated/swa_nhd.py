@@ -118,16 +118,16 @@ def _append_checked(key, value, key_cache, value_cache, slot_mapping, swa_slots)
         numbers = (
             swa_slots.shape[0],
             num_slots,
-            key.stride(0),
-            key.stride(1),
             key_cache.stride(0),
             key_cache.stride(1),
             key_cache.stride(2),
-            value.stride(0),
-            value.stride(1),
+            key.stride(0),
+            key.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
+            value.stride(0),
+            value.stride(1),
         )
         with _on(device):
             compiled = _append_kernel[grid](
@@ -179,11 +179,11 @@ def _append_key_checked(key, key_cache, slot_mapping, swa_slots):
         numbers = (
             swa_slots.shape[0],
             num_slots,
-            key.stride(0),
-            key.stride(1),
             key_cache.stride(0),
             key_cache.stride(1),
             key_cache.stride(2),
+            key.stride(0),
+            key.stride(1),
         )
         with _on(device):
             compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, swa_slots, *numbers, num_warps=4)
@@ -233,11 +233,11 @@ def _append_value_checked(value, value_cache, slot_mapping, swa_slots):
         numbers = (
             swa_slots.shape[0],
             num_slots,
-            value.stride(0),
-            value.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
+            value.stride(0),
+            value.stride(1),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, swa_slots, *numbers, num_warps=4)
@@ -284,16 +284,16 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 block_table.shape[0],
                 swa_slots.shape[0],
                 num_slots,
-                key.stride(0),
-                key.stride(1),
                 key_cache.stride(0),
                 key_cache.stride(1),
                 key_cache.stride(2),
-                value.stride(0),
-                value.stride(1),
+                key.stride(0),
+                key.stride(1),
                 value_cache.stride(0),
                 value_cache.stride(1),
                 value_cache.stride(2),
+                value.stride(0),
+                value.stride(1),
                 num_warps=4,
             )
 
@@ -534,16 +534,16 @@ def _append_kernel(
     swa_slots_ptr,
     swa_slots_length,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     key_cache_stride_block,
     key_cache_stride_slot,
     key_cache_stride_head,
-    value_stride_token,
-    value_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_cache_stride_block,
     value_cache_stride_slot,
     value_cache_stride_head,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -594,11 +594,11 @@ def _append_key_kernel(
     swa_slots_ptr,
     swa_slots_length,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     key_cache_stride_block,
     key_cache_stride_slot,
     key_cache_stride_head,
+    key_stride_token,
+    key_stride_head,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -638,11 +638,11 @@ def _append_value_kernel(
     swa_slots_ptr,
     swa_slots_length,
     num_slots,
-    value_stride_token,
-    value_stride_head,
     value_cache_stride_block,
     value_cache_stride_slot,
     value_cache_stride_head,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -689,16 +689,16 @@ def _append_positions_kernel(
     num_rows,
     swa_slots_length,
     num_slots,
-    key_stride_token,
-    key_stride_head,
     key_cache_stride_block,
     key_cache_stride_slot,
     key_cache_stride_head,
-    value_stride_token,
-    value_stride_head,
+    key_stride_token,
+    key_stride_head,
     value_cache_stride_block,
     value_cache_stride_slot,
     value_cache_stride_head,
+    value_stride_token,
+    value_stride_head,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8

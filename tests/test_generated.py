@@ -97,7 +97,7 @@ def renamed(text: str) -> str:
     text = re.sub(r"^summary: .*", "summary: Something else.", text, flags=re.M)
     text = re.sub(r"\bhead: 8\b", "head: 16", text)
     text = re.sub(r"\bdim: 128\b", "dim: 64", text)
-    text = re.sub(r"^block_size: (16|32|64)$", "block_size: 48", text, flags=re.M)
+    text = re.sub(r"^block_size: (16|32|64)$", "block_size: 96", text, flags=re.M)
     head, tail = text.split("buffers:")
     return head + "buffers:" + re.sub(r"^  (\w+):( +\{|$)", r"  z_\1:\2", tail, flags=re.M)
 
