@@ -13,7 +13,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kvgen.layout import Layout, Stream, leaves_of
+from kvgen.encodings import append_refusal
+from kvgen.layout import Layout, Scale, Stream, leaves_of
 from kvgen.quant import rows as encoded
 from kvgen.views import ByteView, extents, leaf_places, leaf_views, num_slots, pad_views
 
@@ -70,8 +71,11 @@ def append(
 
     Only streams in ``sources`` are written, with their scales and filled padding of the buffers they lie in. Of tokens
     that share a slot the last one wins. ``layer`` is required where a buffer has a ``layer`` axis; ``scales`` are the
-    static scales that are arguments, by name.
+    static scales that are arguments, by name. ValueError for a stream that cannot be appended.
     """
+    for name in sources:
+        if reason := append_refusal(layout, name):
+            raise ValueError(f"{name}: cannot be appended: {reason}")
     sizes = extents(layout, buffers)
     layer = _check_layer(layout, sizes, layer)
     keep, numbers = resolve_slots(layout, slot_mapping, num_slots(layout, buffers), remap)
@@ -84,7 +88,7 @@ def append(
     for name, source in sources.items():
         stream, rows = layout.stream(name), {name: source[tokens]}
         if stream.encoding is not None:
-            rows = encoded.encode_rows(stream, source[tokens], pool.static_scale(stream, numbers))
+            rows = encoded.encode_rows(stream, source[tokens], pool.write_scale(stream, numbers))
         for leaf, elements in rows.items():
             pool.write(leaf, numbers, elements)
         written |= rows.keys()
@@ -105,34 +109,49 @@ class _Pool:
         return [axis.extent if axis.extent is not None else self.sizes[axis.name] for axis in stream.axes]
 
     def read(self, leaf: str, numbers: Tensor, shape: list[int]) -> Tensor:
-        """Bytes ``[n, *shape[:-1], shape[-1] · itemsize]`` of a leaf; of one that all tokens share, n times."""
+        """Bytes ``[n, *shape[:-1], shape[-1] · itemsize]`` of a leaf; of one that all tokens share, n times.
+
+        Codes that share a byte come one a byte.
+        """
         view = self.places[leaf][0].select("layer", self.layer)
-        return view.tensor[view.at(numbers, self.sizes["slot"])].reshape(len(numbers), *shape[:-1], -1)
+        return view.read(view.at(numbers, self.sizes["slot"])).reshape(len(numbers), *shape[:-1], -1)
 
     def write(self, leaf: str, numbers: Tensor, elements: Tensor) -> None:
         """Elements ``[n, …]``, in logical order, to every place of a leaf."""
         data = elements.contiguous().view(torch.uint8)
         for place in self.places[leaf]:
             view = place.select("layer", self.layer)
-            index = view.at(numbers, self.sizes["slot"])
-            view.tensor[index] = data.reshape(len(numbers), *view.tensor.shape[view.token_dims :])
+            view.write(view.at(numbers, self.sizes["slot"]), data)
 
-    def static_scale(self, stream: Stream, numbers: Tensor) -> encoded.Given | None:
-        """The scale that codes are written with; None where there is none, or none yet."""
+    def write_scale(self, stream: Stream, numbers: Tensor) -> encoded.Given | None:
+        """What is known of the scale before codes are written; None where there is none, or none yet."""
         scale = stream.encoding.scale
-        return None if scale is None or scale.dynamic else self.given_scale(stream, numbers)
+        if scale is not None and scale.dynamic:
+            outer = self._outer(stream)
+            return None if outer is None else encoded.Given(outer=outer)
+        return self.given_scale(stream, numbers)
+
+    def _outer(self, stream: Stream) -> Tensor | None:
+        """The static scale that a scale is counted in."""
+        outer = stream.encoding.scale.scale
+        return None if outer is None else self._argument(stream, outer).scale
+
+    def _argument(self, stream: Stream, scale: Scale) -> encoded.Given:
+        if scale.argument not in self.scales:
+            raise ValueError(f"{scale.argument}: the layout asks for it")
+        counts = encoded.counts(stream, scale, self.shape(stream))
+        return encoded.argument_scale(scale, self.scales[scale.argument], counts, self.layer)
 
     def given_scale(self, stream: Stream, numbers: Tensor) -> encoded.Given | None:
         """The scale that codes are read with; None where there is none."""
         scale = stream.encoding.scale
         if scale is None:
             return None
-        counts = encoded.counts(stream, scale, self.shape(stream))
-        if scale.stored:
-            return encoded.stored_scale(scale, self.read(scale.name, numbers, counts))
-        if scale.argument not in self.scales:
-            raise ValueError(f"{scale.argument}: the layout asks for it")
-        return encoded.argument_scale(scale, self.scales[scale.argument], counts, self.layer)
+        if not scale.stored:
+            return self._argument(stream, scale)
+        counts, zero = encoded.counts(stream, scale, self.shape(stream)), stream.encoding.zero
+        under = None if zero is None else encoded.load(zero.dtype, self.read(zero.name, numbers, counts))
+        return encoded.stored_scale(scale, self.read(scale.name, numbers, counts), self._outer(stream), under)
 
 
 def gather(

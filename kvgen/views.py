@@ -23,11 +23,13 @@ class ByteView:
     """The bytes of a leaf or of padding inside a buffer's tensor, uint8: a dimension per digit, then the value's bytes.
 
     ``digits`` name the leading dimensions: those of ``block``, then of ``slot``, then of every other axis in logical
-    order, each from the slowest down.
+    order, each from the slowest down. Of codes that share a byte it is the bytes that are told apart: ``pack`` is the
+    digit that counts the codes of one, the first in the lowest bits.
     """
 
     tensor: Tensor
     digits: tuple[Digit, ...]
+    pack: Digit | None = None
 
     @property
     def token_dims(self) -> int:
@@ -47,13 +49,42 @@ class ByteView:
                 index += torch.unravel_index(group, [self.tensor.shape[i] for i in own])
         return tuple(index)
 
+    @property
+    def pack_dim(self) -> int:
+        """The dimension before which that of ``pack`` stands where codes are told apart."""
+        faster = (i for i, d in enumerate(self.digits) if d.axis == self.pack.axis and d.div < self.pack.div)
+        last = max(i for i, digit in enumerate(self.digits) if digit.axis == self.pack.axis)
+        return next(faster, last + 1)
+
+    def read(self, index: tuple[Tensor, ...]) -> Tensor:
+        """Values at an index of ``at``: ``[n, …]``, their bytes last; codes that share one apart, a byte each."""
+        data = self.tensor[index]
+        if self.pack is None:
+            return data
+        bits = 8 // self.pack.size
+        codes = [data >> bits * part & (1 << bits) - 1 for part in range(self.pack.size)]
+        return torch.stack(codes, dim=1 + self.pack_dim - self.token_dims)
+
+    def write(self, index: tuple[Tensor, ...], data: Tensor) -> None:
+        """Put what ``read`` gives, in any shape of as many values."""
+        count, shape = len(index[0]), list(self.tensor.shape[self.token_dims :])
+        if self.pack is None:
+            self.tensor[index] = data.reshape(count, *shape)
+            return
+        at, bits = self.pack_dim - self.token_dims, 8 // self.pack.size
+        codes = data.reshape(count, *shape[:at], self.pack.size, *shape[at:]).unbind(1 + at)
+        whole = torch.zeros_like(codes[0])
+        for part, code in enumerate(codes):
+            whole |= (code & (1 << bits) - 1) << bits * part
+        self.tensor[index] = whole
+
     def select(self, axis: str, index: int) -> ByteView:
         """The view with one axis held at ``index``; padding may repeat over some digits of it, or none."""
         tensor = self.tensor
         for i in reversed(range(len(self.digits))):
             if self.digits[i].axis == axis:
                 tensor = tensor.select(i, self.digits[i].of(index))
-        return ByteView(tensor, tuple(d for d in self.digits if d.axis != axis))
+        return ByteView(tensor, tuple(d for d in self.digits if d.axis != axis), self.pack)
 
 
 def extents(layout: Layout, buffers: Mapping[str, Tensor]) -> dict[str, int]:
@@ -139,7 +170,7 @@ def _parts(buffer: Buffer, tensor: Tensor, sizes: Mapping[str, int]) -> Iterator
 def _inside(place: Place, data: Tensor, digits: tuple[Digit, ...], sizes) -> Iterator[tuple[Holds | Pad, ByteView]]:
     """Parts of a place; ``data`` ends with the bytes of one of its values or records."""
     if isinstance(place.content, Holds):
-        yield place.content, _logical(data, digits)
+        yield place.content, _logical(data, digits, place.content.pack)
         return
     for field in place.content.fields:
         if isinstance(field.content, Pad):
@@ -151,8 +182,8 @@ def _inside(place: Place, data: Tensor, digits: tuple[Digit, ...], sizes) -> Ite
         yield from _inside(field.content, part, (*digits, *inner), sizes)
 
 
-def _logical(data: Tensor, digits: tuple[Digit, ...]) -> ByteView:
+def _logical(data: Tensor, digits: tuple[Digit, ...], pack: Digit | None = None) -> ByteView:
     axes = ("block", "slot", "layer", "kv", "head", "dim")
     rank = {axis: i for i, axis in enumerate(axes)}
     order = sorted(range(len(digits)), key=lambda i: (rank[digits[i].axis], -digits[i].div, digits[i].size == 1))
-    return ByteView(data.permute(*order, len(digits)), tuple(digits[i] for i in order))
+    return ByteView(data.permute(*order, len(digits)), tuple(digits[i] for i in order), pack)

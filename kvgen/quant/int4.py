@@ -19,11 +19,16 @@ CLAMP = (-7, 7)
 STEPS = 15
 
 
+def rounded(encoding: Encoding, values: Tensor) -> Tensor:
+    """Float32 values to the nearest whole numbers; NaN stays."""
+    return values.round() if encoding.rounding == "even" else round_away(values)
+
+
 def encode(encoding: Encoding, values: Tensor) -> Tensor:
     """Codes (uint8, the low four bits) of float32 values."""
     import torch
 
-    whole = values.round() if encoding.rounding == "even" else round_away(values)
+    whole = rounded(encoding, values)
     low, high = encoding.clamp
     return torch.where(whole.isnan(), 0.0, whole.clamp(low, high)).to(torch.int8).view(torch.uint8) & 15
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvgen.quant import decode, encode
-from kvgen.quant.scales import dynamic_scale, group_amax, load, spread
+from kvgen.quant import MODES, decode, encode
+from kvgen.quant.scales import dynamic_scale, group_amax, group_extremes, load, spread, zero_point
+from kvgen.quant.scales import store as stored
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,10 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Scales ``[n or 1, *counts]`` in float32; ``inverse`` where an argument was the inverse."""
+    """Scales ``[n or 1, *counts]`` in float32; ``inverse`` where an argument was the inverse.
 
-    scale: Tensor
+    ``outer`` is the static scale that ``scale`` is counted in, ``zero`` what lies under the codes. Before a dynamic
+    scale is computed there is nothing but its ``outer`` one.
+    """
+
+    scale: Tensor | None = None
     inverse: Tensor | None = None
+    outer: Tensor | None = None
+    zero: Tensor | None = None
+
+    @property
+    def whole(self) -> Tensor:
+        """What codes are multiplied by."""
+        return self.scale if self.outer is None else self.scale * self.outer
 
 
 def counts(stream: Stream, scale: Scale, shape: Sequence[int]) -> list[int]:
@@ -30,9 +42,9 @@ def counts(stream: Stream, scale: Scale, shape: Sequence[int]) -> list[int]:
     return [-(-extent // steps[axis.name]) if axis.name in steps else 1 for axis, extent in pairs]
 
 
-def stored_scale(scale: Scale, data: Tensor) -> Given:
+def stored_scale(scale: Scale, data: Tensor, outer: Tensor | None = None, zero: Tensor | None = None) -> Given:
     """Scales that were read from a pool, as bytes ``[n, *counts[:-1], counts[-1] · itemsize]``."""
-    return Given(load(scale.dtype, data))
+    return Given(load(scale.dtype, data), None, outer, zero)
 
 
 def argument_scale(scale: Scale, given: Tensor, counts: Sequence[int], layer: int) -> Given:
@@ -47,7 +59,10 @@ def argument_scale(scale: Scale, given: Tensor, counts: Sequence[int], layer: in
 
 
 def encode_rows(stream: Stream, values: Tensor, given: Given | None) -> dict[str, Tensor]:
-    """Elements of each leaf that rows fill: codes, and scales that are computed. float8 elements come as uint8."""
+    """Elements of each leaf that rows fill: codes, and scales and zeros that are computed.
+
+    float8 elements and codes narrower than a byte come as uint8, one of them each.
+    """
     import torch
 
     encoding, scale, values = stream.encoding, stream.encoding.scale, values.float()
@@ -59,18 +74,31 @@ def encode_rows(stream: Stream, values: Tensor, given: Given | None) -> dict[str
         return {stream.name: encode(encoding, values)}
     if not scale.dynamic:
         return {stream.name: encode(encoding, values, each(given.scale), each(given.inverse))}
-    made = dynamic_scale(scale, group_amax(values, stream.axes, scale))
+    outer, zero = None if given is None else given.outer, encoding.zero
+    if zero is None:
+        made = dynamic_scale(scale, group_amax(values, stream.axes, scale), outer)
+    else:
+        lowest, highest = group_extremes(values, stream.axes, scale)
+        if zero.kind == "point" and not zero.clamped:
+            lowest, highest = lowest.clamp(max=0.0), highest.clamp(min=0.0)
+        made = dynamic_scale(scale, highest - lowest, outer)
     used = made.value if scale.encode == "stored" else torch.where(made.value == 0, 0.0, made.exact)
-    return {stream.name: encode(encoding, values, each(used)), scale.name: made.stored}
+    used = used if outer is None else used * outer
+    if zero is None:
+        return {stream.name: encode(encoding, values, each(used)), scale.name: made.stored}
+    under = stored(zero.dtype, lowest if zero.kind == "minimum" else zero_point(lowest, used, scale.code_range))
+    codes = encode(encoding, values, each(used), None, each(load(zero.dtype, under)))
+    return {stream.name: codes, scale.name: made.stored, zero.name: under}
 
 
 def decode_rows(stream: Stream, codes: Tensor, given: Given | None) -> Tensor:
-    """Float32 values of codes ``[n, *axes]``, or of their bytes."""
-    scale = stream.encoding.scale
+    """Float32 values of codes ``[n, *axes]``, or of their bytes; those narrower than a byte come one a byte."""
+    encoding, scale = stream.encoding, stream.encoding.scale
     if scale is None:
-        return decode(stream.encoding, codes)
+        return decode(encoding, codes)
     import torch
 
-    code = getattr(torch, stream.encoding.code)
-    shape = codes.view(code).shape[1:]
-    return decode(stream.encoding, codes, spread(scale, given.scale, stream.axes, shape))
+    narrow = MODES[encoding.mode].bits < 8
+    shape = codes.shape[1:] if narrow else codes.view(getattr(torch, encoding.code)).shape[1:]
+    zero = None if given.zero is None else spread(scale, given.zero, stream.axes, shape)
+    return decode(encoding, codes, spread(scale, given.whole, stream.axes, shape), zero)

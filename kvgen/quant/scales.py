@@ -35,37 +35,63 @@ def group_amax(values: Tensor, axes: Sequence[Axis], scale: Scale) -> Tensor:
     """
     import torch
 
+    return _largest(torch.nan_to_num(values.float().abs(), nan=0.0, posinf=LARGEST["float32"]), axes, scale)
+
+
+def group_extremes(values: Tensor, axes: Sequence[Axis], scale: Scale) -> tuple[Tensor, Tensor]:
+    """Lowest and highest of each group, like ``group_amax``; both 0 where all are NaN, and neither ever -0."""
+    import torch
+
+    limit = LARGEST["float32"]
+    bounded, missing = values.float().clamp(-limit, limit), values.isnan()
+    highest = _largest(torch.where(missing, -torch.inf, bounded), axes, scale)
+    lowest = -_largest(torch.where(missing, -torch.inf, -bounded), axes, scale)
+    empty = lowest > highest
+    return torch.where(empty | (lowest == 0), 0.0, lowest), torch.where(empty | (highest == 0), 0.0, highest)
+
+
+def _largest(values: Tensor, axes: Sequence[Axis], scale: Scale) -> Tensor:
+    import torch
+
     steps = {axis.name: axis.step for axis in scale.axes}
-    result = torch.nan_to_num(values.float().abs(), nan=0.0, posinf=LARGEST["float32"])
     for i, axis in enumerate(axes, start=1):
         if axis.name not in steps:
-            result = result.amax(i, keepdim=True)
+            values = values.amax(i, keepdim=True)
         elif steps[axis.name] > 1:
-            result = torch.stack([group.amax(i) for group in result.split(steps[axis.name], i)], dim=i)
-    return result
+            values = torch.stack([group.amax(i) for group in values.split(steps[axis.name], i)], dim=i)
+    return values
 
 
-def dynamic_scale(scale: Scale, amax: Tensor) -> Dynamic:
+def dynamic_scale(scale: Scale, amax: Tensor, outer: Tensor | None = None) -> Dynamic:
     """The scale of groups with those largest magnitudes: amax / range, floored, on its grid, rounded to its type.
 
-    A power of two is found from the quotient's exponent, in float64, where the quotient of two float32 numbers never
-    rounds onto one.
+    It is counted in ``outer``: that times the range, in float32, divides then. A power of two is found from the
+    quotient's exponent, in float64, where the quotient of two float32 numbers never rounds onto one.
     """
     import torch
 
     # Divisors are tensors: a division by a Python number may become a product with its reciprocal.
     code_range, floor = amax.new_tensor(scale.code_range), amax.new_tensor(scale.floor)
+    if outer is not None:
+        code_range = code_range * outer
     if scale.floor_on == "amax":
         amax = torch.maximum(amax, floor)
     exact, quotient = amax / code_range, amax.double() / code_range.double()
     if scale.floor_on == "scale":
         exact, quotient = torch.maximum(exact, floor), torch.maximum(quotient, floor.double())
-    exact = exact.clamp(max=LARGEST["float32"])
+    exact, quotient = exact.clamp(max=LARGEST["float32"]), quotient.clamp(max=2.0**128)
     if scale.dtype == "float8_e8m0fnu":
         stored = torch.where(quotient > 0, mx.e8m0_byte(exponent(quotient, scale.exponent)), 0)
     else:
         stored = store(scale.dtype, power_of_two(quotient, scale.exponent) if scale.grid == "pow2" else exact)
     return Dynamic(exact, stored, load(scale.dtype, stored))
+
+
+def zero_point(lowest: Tensor, scale: Tensor, steps: float) -> Tensor:
+    """The code, a float32 number, that stands for 0 above the lowest values; 0 where the scale is 0."""
+    import torch
+
+    return torch.where(scale == 0, 0.0, (-lowest / scale).round().clamp(0.0, steps))
 
 
 def exponent(quotient: Tensor, rounding: str) -> Tensor:
@@ -85,16 +111,18 @@ def power_of_two(quotient: Tensor, rounding: str) -> Tensor:
 
 
 def store(dtype: str, scale: Tensor) -> Tensor:
-    """Float32 scales, not negative, as elements of a type: rounded to even, saturating; float8 as uint8."""
+    """Float32 scales and zeros as elements of a type: rounded to even, saturating; float8 as uint8."""
     import torch
 
     if dtype in fp8.GRIDS:
         return fp8.encode(fp8.GRIDS[dtype], scale)
-    return scale.clamp(max=LARGEST[dtype]).to(getattr(torch, dtype))
+    if dtype == "uint8":
+        return scale.to(torch.uint8)
+    return scale.clamp(-LARGEST[dtype], LARGEST[dtype]).to(getattr(torch, dtype))
 
 
 def load(dtype: str, stored: Tensor) -> Tensor:
-    """Stored scales as float32."""
+    """Stored scales and zeros as float32."""
     import torch
 
     if dtype == "float8_e8m0fnu":
