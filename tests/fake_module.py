@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kvgen import reference
+from kvgen.harness.values import scale_arguments
 from kvgen.layout import Layout, leaves_of
 
 
@@ -43,8 +44,7 @@ class FakeModule:
 
     def _tables(self, streams: list[str], rest: list[Any], options: dict[str, Any]) -> dict[str, Any]:
         """Options of the reference: the remap table and the static scales that stand behind the slots, or are named."""
-        wanted = [s.encoding.scale for s in self.layout.streams if s.name in streams and s.encoding]
-        names = [scale.argument for scale in wanted if scale and not scale.stored]
+        names = [scale.argument for s in self.layout.streams if s.name in streams for scale in scale_arguments(s)]
         remap = [rest.pop(0)] if self.layout.slots.remap else [None]
         scales = dict(zip(names, rest, strict=False))
         given = {name: value for name, value in options.items() if name.endswith("_scale")}
@@ -62,7 +62,7 @@ class FakeModule:
         return others | {"remap": remap[0], "scales": scales}
 
     def _scale_shape(self, argument: str) -> tuple[int, ...]:
-        scales = [s.encoding.scale for s in self.layout.streams if s.encoding and s.encoding.scale]
+        scales = [scale for stream in self.layout.streams for scale in scale_arguments(stream)]
         (scale,) = [s for s in scales if s.argument == argument]
         return tuple(-(-axis.extent // axis.step) for axis in scale.axes) or (1,)
 

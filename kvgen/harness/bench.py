@@ -13,7 +13,7 @@ from torch import Tensor
 from kvgen import reference
 from kvgen.harness.compare import Mismatch, Written, adopt_nans, compare_bytes, compare_pool, compare_rows
 from kvgen.harness.pools import Pool, PoolFactory, random_bytes
-from kvgen.harness.values import fill_static, random_values, static_scales
+from kvgen.harness.values import fill_static, random_values, scale_arguments, static_scales
 from kvgen.layout import Layout, leaves_of
 
 RUN = 48
@@ -152,8 +152,8 @@ class Bench:
 
     def scale_args(self, streams: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Static scales of the streams, by argument."""
-        names = [f"{s}_scale" for s in streams or self.streams]
-        return {name: self.scales[name] for name in names if name in self.scales}
+        found = [scale for s in streams or self.streams for scale in scale_arguments(self.layout.stream(s))]
+        return {scale.argument: self.scales[scale.argument] for scale in found}
 
     def dtype_args(self, pool: Pool) -> dict[str, torch.dtype]:
         """The type to gather as, where a plain stream of several types lies in bytes, and all of them come as one."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvgen import reference
+from kvgen.encodings import append_refusal
 from kvgen.harness.bench import Bench, Case
 from kvgen.harness.compare import Mismatch, compare_rows
 from kvgen.harness.pools import GEOMETRIES
@@ -57,6 +58,12 @@ def append_cases(layout: Layout, variants: int) -> Iterator[Case]:
         function = f"append_{stream.name}"
         yield case("alone", _alone, stream.name, "compact", function=function)
         yield case("alone_padded_odd", _alone, stream.name, "padded_odd", function=function)
+        if any(append_refusal(layout, other.name) for other in layout.streams):  # there is no call that writes all
+            for count in (0, 1):
+                name = f"T{count}"
+                yield case(name, _append, count, "compact", "int32", "fused", 0, stream.name, function=function)
+            yield case("prefill", _prefill, stream.name, function=function)
+            yield case("skipped", _skipped, "int64", stream.name, function=function)
     for rank in range(layout.slots.shard.world if layout.slots.shard else 1):
         suffix = f"_rank{rank}" if layout.slots.shard else ""
         for name, body in (("request_ids", _by_request), ("decode", _decode)):
@@ -66,17 +73,23 @@ def append_cases(layout: Layout, variants: int) -> Iterator[Case]:
 
 
 def _append(
-    bench: Bench, count: int, geometry: str = "compact", dtype: str = "int64", style: str = "dense", variant: int = 0
+    bench: Bench,
+    count: int,
+    geometry: str = "compact",
+    dtype: str = "int64",
+    style: str = "dense",
+    variant: int = 0,
+    stream: str | None = None,
 ) -> None:
     pool = bench.pool(geometry, variant)
     slots = bench.slots(count)
-    bench.append(pool, bench.sources(len(slots), pool, style), bench.tensor(slots, dtype))
+    bench.append(pool, bench.sources(len(slots), pool, style), bench.tensor(slots, dtype), stream=stream)
 
 
-def _prefill(bench: Bench) -> None:
+def _prefill(bench: Bench, stream: str | None = None) -> None:
     pool = bench.pool("padded")
     slots = bench.prefill()
-    bench.append(pool, bench.sources(len(slots), pool), bench.tensor(slots))
+    bench.append(pool, bench.sources(len(slots), pool), bench.tensor(slots), stream=stream)
 
 
 def _other_addresses(bench: Bench) -> None:
@@ -126,7 +139,7 @@ def poison(source: Tensor) -> float | int:
     return float("nan") if source.dtype.is_floating_point else torch.iinfo(source.dtype).max
 
 
-def _skipped(bench: Bench, dtype: str) -> None:
+def _skipped(bench: Bench, dtype: str, stream: str | None = None) -> None:
     """Skipped tokens stand between live ones, and their source rows hold NaN."""
     pool = bench.pool()
     slots = [*bench.slots(4), *dead_slots(bench, dtype)]
@@ -135,7 +148,7 @@ def _skipped(bench: Bench, dtype: str) -> None:
     live = reference.resolve_slots(bench.layout, bench.tensor(slots, dtype), bench.sizes.slots, None)[0]
     for source in sources.values():
         source[~live] = poison(source)
-    bench.append(pool, sources, bench.tensor(slots, dtype))
+    bench.append(pool, sources, bench.tensor(slots, dtype), stream=stream)
 
 
 def _all_skipped(bench: Bench) -> None:

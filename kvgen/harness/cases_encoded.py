@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvgen import reference
+from kvgen.encodings import append_refusal
 from kvgen.harness.bench import Bench, Case
 from kvgen.harness.cases_refuse import refuse
 from kvgen.harness.pools import Pool
-from kvgen.harness.values import STATIC, edge_rows, static_scales
+from kvgen.harness.values import STATIC, edge_rows, scale_arguments, static_scales
 from kvgen.layout import Layout, Scale, leaves_of
 from kvgen.quant.scales import dynamic_scale
 
@@ -31,11 +33,14 @@ def encoded_cases(layout: Layout) -> Iterator[Case]:
     encoded = [s for s in layout.streams if s.encoding]
     if not encoded:
         return
-    scales = [s.encoding.scale for s in encoded if s.encoding.scale and not s.encoding.scale.stored]
-    for source in range(max(len(s.dtypes) for s in encoded)):
-        for turn in EDGE_SCALES if scales else (0,):
-            name = f"append/edges{source or ''}{f'_scales{turn}' if turn else ''}"
-            yield Case(name, "append", lambda bench, source=source, turn=turn: _edges(bench, source, turn))
+    scales = [scale for s in encoded for scale in scale_arguments(s)]
+    apart = any(append_refusal(layout, s.name) for s in encoded)  # there is no call that writes all
+    for stream in encoded if apart else [None]:
+        function = f"append_{stream.name}" if stream else "append"
+        for source in range(max(len(s.dtypes) for s in encoded)):
+            for turn in EDGE_SCALES if scales else (0,):
+                name = f"{function}/edges{source or ''}{f'_scales{turn}' if turn else ''}"
+                yield Case(name, function, partial(_edges, source=source, turn=turn, only=stream and stream.name))
     for turn in range(1, len(STATIC) if scales else 1):
         yield Case(f"append/scales{turn}", "append", lambda bench, turn=turn: _scales(bench, turn))
     for output in OUTPUTS:
@@ -58,8 +63,8 @@ def _plain_in_bytes(layout: Layout) -> list:
     return [s for s in layout.streams if s.encoding is None and holders[s.name].dtypes != s.dtypes]
 
 
-def _edges(bench: Bench, source: int, turn: int) -> None:
-    """A row for every edge, in as many calls as the pool's slots need."""
+def _edges(bench: Bench, source: int, turn: int, only: str | None) -> None:
+    """A row for every edge, in as many calls as the pool's slots need; of one stream where ``only`` that is written."""
     pool = bench.pool("compact", source)
     bench.scales = static_scales(bench.layout, bench.sizes, bench.device, turn)
     rows = {}
@@ -80,7 +85,7 @@ def _edges(bench: Bench, source: int, turn: int) -> None:
     for start in range(0, count, len(live)):
         some = {name: values[start : start + len(live)] for name, values in rows.items()}
         slots = bench.tensor(live[: len(next(iter(some.values())))])
-        bench.append(pool, some, slots)
+        bench.append(pool, some, slots, stream=only)
         if hasattr(bench.module, "gather"):
             bench.gather(pool, slots)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kvgen.encodings import append_refusal
 from kvgen.harness.bench import Bench, Case
 from kvgen.harness.cases_append import append_cases
 from kvgen.harness.cases_encoded import encoded_cases
@@ -22,7 +23,10 @@ from kvgen.layout import Layout
 
 
 def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
-    """All cases of a layout, in the order they run. ``variants``: choices of element types."""
+    """All cases of a layout, in the order they run. ``variants``: choices of element types.
+
+    There are none for functions that would write a stream which cannot be appended: a module has no such functions.
+    """
     found = [
         *append_cases(layout, variants),
         *gather_cases(layout, variants),
@@ -30,7 +34,11 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
         *slot_cases(layout),
         *refusal_cases(layout, device),
     ]
-    return [*found, *graph_cases(layout)] if device.startswith("cuda") else found
+    if device.startswith("cuda"):
+        found += graph_cases(layout)
+    refused = [s.name for s in layout.streams if append_refusal(layout, s.name)]
+    absent = {"append", "append_positions", *(f"append_{name}" for name in refused)} if refused else set()
+    return [case for case in found if case.function not in absent]
 
 
 def run(

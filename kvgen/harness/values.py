@@ -12,6 +12,7 @@ from torch import Tensor
 from kvgen.harness.pools import Pool, Sizes, random_bytes
 from kvgen.layout import Encoding, Layout, Scale, Stream
 from kvgen.quant import MODES
+from kvgen.quant.e2m1 import VALUES
 from kvgen.quant.fp8 import GRIDS
 from kvgen.quant.scales import store
 from kvgen.views import leaf_views
@@ -32,12 +33,17 @@ def random_values(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
     return values
 
 
+def scale_arguments(stream: Stream) -> list[Scale]:
+    """The static scales of a stream that are arguments: its own, or the one that its own is counted in."""
+    found = [part for part in (stream.scale, stream.scale and stream.scale.scale) if part is not None]
+    return [scale for scale in found if not scale.stored]
+
+
 def static_scales(layout: Layout, sizes: Sizes, device: str, variant: int) -> dict[str, Tensor]:
     """A tensor for each scale that is an argument, by its name; those of more than one are slices of wider tensors."""
     found = {}
     for index, stream in enumerate(layout.streams):
-        scale = stream.encoding.scale if stream.encoding else None
-        if scale is not None and not scale.stored:
+        for scale in scale_arguments(stream):
             found[scale.argument] = _static(scale, stream, sizes, index + variant).to(device)
     return found
 
@@ -80,12 +86,13 @@ def edge_rows(stream: Stream, shape: tuple[int, ...], dtype: torch.dtype, static
     rows = [_repeat(values, width) for values in _edges(encoding, dtype, static)]
     boundaries = _boundaries(encoding)
     top = encoding.scale.code_range if encoding.scale and encoding.scale.dynamic else boundaries[-1]
-    # The largest code stands first in every group, so that a computed scale is a power of two.
-    firsts = torch.arange(width) % shape[-1] % (stream.group or shape[-1]) == 0
+    # The largest code stands first in every group, so that a computed scale is a power of two; then 0, if it is lowest.
+    places = torch.arange(width) % shape[-1] % (stream.group or shape[-1])
+    lowest = (places == 1) & (encoding.zero is not None)
     for factor in FACTORS:
         for start in range(0, len(boundaries), width // 2 + 1):  # each lies in two rows, at another place of its group
-            row = torch.where(firsts, top, _repeat(boundaries[start:] + boundaries[:start], width))
-            rows.append(row * (factor * static))
+            row = torch.where(places == 0, top, _repeat(boundaries[start:] + boundaries[:start], width))
+            rows.append(torch.where(lowest, 0.0, row) * (factor * static))
     return torch.stack(rows).to(dtype).view(len(rows), *shape)
 
 
@@ -101,9 +108,12 @@ def _boundaries(encoding: Encoding) -> list[float]:
         past = [codes[-1] * factor for factor in (1.03, 1.04, 1.05, 1.08, 2.0)]
     elif encoding.mode == "cast":
         return [1.0, 1.00390625, 1.01171875, 65504.0, 65519.0, 65520.0, 2.0**-24, 2.0**-25, 2.0**-126]
+    elif encoding.code == "e2m1":
+        codes = list(VALUES)
+        past = [codes[-1] + 1, codes[-1] + 2, 2 * codes[-1]]
     else:
         codes = [float(code) for code in range(int(MODES[encoding.mode].largest) + 1)]
-        past = [codes[-1] + 0.5, codes[-1] + 1, codes[-1] + 1.5, 2 * codes[-1]]
+        past = [] if encoding.zero else [codes[-1] + 0.5, codes[-1] + 1, codes[-1] + 1.5, 2 * codes[-1]]
     middles = [(low + high) / 2 for low, high in pairwise(codes)]
     beside = [middle * factor for middle in middles for factor in (1 - 2**-7, 1 + 2**-7)]
     return [*past, *middles, *beside, *codes]
