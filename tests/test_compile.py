@@ -44,6 +44,10 @@ class Spec:
     divisible: tuple = ("source_ptr", "destination_ptr")
     num_warps: int = 4
 
+    @property
+    def label(self) -> str:
+        return self.name
+
 
 def test_widths_in_ptx():
     text = """
