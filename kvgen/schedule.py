@@ -26,6 +26,7 @@ SECTOR = 32  # bytes; shorter runs of a token leave part of each memory transact
 VECTOR = 16  # bytes of the widest access
 DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
 FEW_TOKENS = 64  # up to here a program takes one token even where it could take more
+SOME_TOKENS = 1024  # up to here more warps a program pay where values are encoded
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 
 
@@ -45,13 +46,15 @@ class Tile:
 class Schedule:
     """``tokens`` and ``heads`` (None: all) of one program, its warps, and a tile for each stream.
 
-    ``by_count``: with FEW_TOKENS or less, a program takes one token instead, so that there are enough programs.
+    ``by_count``: with FEW_TOKENS or less, a program takes one token instead, so that there are enough programs; up to
+    SOME_TOKENS it has ``few_warps``, since a single program's time counts more than how many run at once.
     """
 
     tokens: int
     by_count: bool
     heads: int | None
     num_warps: int
+    few_warps: int
     tiles: tuple[Tile, ...]
 
 
@@ -69,7 +72,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
-    return Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, tiles)
+    few_warps = wish.num_warps or max(num_warps, min(4, padded_side(math.ceil(row / 256))))
+    return Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, few_warps, tiles)
 
 
 def _values_per_warp(slot_minor: bool, encoded: bool, by_slots: bool) -> int:

@@ -11,7 +11,7 @@ from kvgen.emit.kernel import Kernel
 from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, tuple_text
 from kvgen.layout import Buffer, Dim, Layout, Record, Scale, Stream, leaves_of
 from kvgen.plan import Copy, Plan
-from kvgen.schedule import FEW_TOKENS
+from kvgen.schedule import FEW_TOKENS, SOME_TOKENS, Schedule
 
 DECODED_DTYPES = "(torch.float32, torch.bfloat16, torch.float16)"
 
@@ -142,7 +142,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         ),
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"1 if num_tokens <= {FEW_TOKENS} else {kernel.schedule.tokens}",
-        options=f"num_warps={kernel.schedule.num_warps}" + (", enable_fp_fusion=False" if encoded else ""),
+        options=_options(kernel.schedule, encoded),
         strided=tuple(dict.fromkeys(v.tensor for c in plan.copies for v in (c.source, c.destination))),
         checked_parameters=checked,
         passed=", ".join(checked),
@@ -325,6 +325,13 @@ def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
         keywords += ["dtype=None"] if chosen else []
         keywords += ["out=None", "zero_skipped=False"]
     return [*names, "*", *keywords] if keywords else names
+
+
+def _options(sched: Schedule, encoded: bool) -> str:
+    warps = f"num_warps={sched.num_warps}"
+    if encoded and sched.few_warps != sched.num_warps:
+        warps = f"num_warps={sched.few_warps} if num_tokens <= {SOME_TOKENS} else {sched.num_warps}"
+    return warps + (", enable_fp_fusion=False" if encoded else "")
 
 
 def _grid(layout: Layout, kernel: Kernel) -> str:
