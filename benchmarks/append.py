@@ -163,9 +163,9 @@ def flashinfer_calls(layout: Layout, buffers, sets):
 
 def module_call(module, layout, buffers, streams, slots):
     extra = [torch.arange(POOL_TOKENS, device="cuda")] if layout.slots.remap else []
-    for stream in layout.streams:
-        if stream.scale and not stream.scale.stored:
-            extra.append(torch.full([a.count for a in stream.scale.axes] or [1], 0.013, device="cuda"))
+    for scale in (part for s in layout.streams if s.scale for part in (s.scale, s.scale.scale)):
+        if scale is not None and not scale.stored:
+            extra.append(torch.full([axis.count for axis in scale.axes] or [1], 0.013, device="cuda"))
     keywords = {"layer": 1} if layout.layers else {}
     return lambda: module.append(*streams, *buffers, slots, *extra, **keywords)
 

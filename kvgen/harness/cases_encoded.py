@@ -122,12 +122,18 @@ def _plain_scales(scale: Scale, nbytes: int) -> Tensor:
 
 
 def _put(bench: Bench, pool: Pool, leaf: str, numbers: Tensor, bytes_of: Callable[[int], Tensor]) -> None:
-    """Fill a leaf of some slots, in the module's buffers and in the reference's."""
-    for tensors in (pool.actual, pool.expected):
-        view = reference.leaf_views(bench.layout, tensors)[leaf].select("layer", bench.layer or 0)
-        index = view.at(numbers, bench.sizes.block_size)
-        part = view.tensor[index]
-        view.tensor[index] = bytes_of(part.numel()).to(torch.uint8).to(bench.device).view(part.shape)
+    """Fill a leaf of some slots, in the module's buffers and in the reference's.
+
+    Slots may share a scale, and which of them fills it then is the device's choice: the reference gets what came of it.
+    """
+    mine, theirs = (
+        reference.leaf_views(bench.layout, tensors)[leaf].select("layer", bench.layer or 0)
+        for tensors in (pool.actual, pool.expected)
+    )
+    index = mine.at(numbers, bench.sizes.block_size)
+    part = mine.tensor[index]
+    mine.tensor[index] = bytes_of(part.numel()).to(torch.uint8).to(bench.device).view(part.shape)
+    theirs.tensor[index] = mine.tensor[index]
 
 
 def _changes() -> Iterator[tuple[str, Callable[[Args, str], Args]]]:
