@@ -61,6 +61,10 @@ Report = dict[str, dict[str, dict[str, Result]]]
 """layout → kernel → target → figures."""
 
 
+FORM_TARGETS = ("sm_90", "gfx942")
+"""Where the forms of a call besides the plain one are compiled: one target of each maker tells what they cost."""
+
+
 def compile_all(
     texts: Mapping[str, str], kernels: Mapping[str, Sequence[KernelSpec]], targets: Sequence[str]
 ) -> tuple[str, Report]:
@@ -79,6 +83,7 @@ def compile_all(
                 "constexprs": dict(spec.constexprs),
                 "divisible": list(spec.divisible),
                 "num_warps": spec.num_warps,
+                "targets": [target for target in targets if not spec.form or target in FORM_TARGETS],
             }
             key = json.dumps([sources[spec.name], job], sort_keys=True, default=str)
             jobs.setdefault(key, {**job, "module": layout})

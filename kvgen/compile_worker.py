@@ -30,7 +30,7 @@ def main(request: str, answer: str) -> None:
         name = job["module"]
         if name not in modules:
             modules[name] = _load(Path(work["folder"]) / f"{name}.py")
-        results.append({target: _attempt(modules[name], job, target) for target in work["targets"]})
+        results.append({target: _attempt(modules[name], job, target) for target in job["targets"]})
     done = {"triton": triton.__version__, "results": results}
     Path(answer).write_text(json.dumps(done), encoding="utf-8")
 

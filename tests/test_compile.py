@@ -43,6 +43,7 @@ class Spec:
     constexprs: dict = field(default_factory=lambda: {"BLOCK": 1024})
     divisible: tuple = ("source_ptr", "destination_ptr")
     num_warps: int = 4
+    form: str = ""
 
     @property
     def label(self) -> str:
