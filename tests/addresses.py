@@ -11,8 +11,9 @@ import torch
 from kvgen import reference
 from kvgen.harness.bench import Bench
 from kvgen.harness.pools import Pool, PoolFactory
+from kvgen.harness.values import scale_arguments
 from kvgen.layout import Layout
-from kvgen.quant.rows import argument_scale, counts, encode_rows
+from kvgen.quant.rows import Given, argument_scale, counts, encode_rows
 from kvgen.quant.scales import spread
 from tests.brute import AXES, Brute, Buffer, Found
 
@@ -63,8 +64,13 @@ def _offsets(view: torch.Tensor) -> np.ndarray:
 
 
 def _addresses(view: reference.ByteView, pools: PoolFactory, layout: Layout, leaf: str) -> np.ndarray:
-    """First byte of each value, ``[block, slot, layer, *axes]`` with the layer left out where there is none."""
+    """First byte of each value, ``[block, slot, layer, *axes]`` with the layer left out where there is none.
+
+    Where codes share bytes, it is the number of the code, counted from the storage's first.
+    """
     first = _offsets(view.tensor)[..., 0]
+    if view.pack is not None:
+        first = np.stack([first * view.pack.size + part for part in range(view.pack.size)], axis=view.pack_dim)
     extents = _extents(pools, layout, leaf)
     axes = {axis.name: axis.step for axis in layout.leaf(leaf).axes}
     steps = [axes.get(name, 1) for name in extents]
@@ -85,7 +91,10 @@ def _extents(pools: PoolFactory, layout: Layout, leaf: str) -> dict[str, int]:
 
 def _dense(found: Found, pools: PoolFactory, layout: Layout, leaf: str) -> np.ndarray:
     extents = _extents(pools, layout, leaf)
-    dense = np.broadcast_to(found.address, [extents.get(a, 1) for a in AXES])
+    address = found.address
+    if found.part is not None:
+        address = address * (int(found.part.max()) + 1) + found.part
+    dense = np.broadcast_to(address, [extents.get(a, 1) for a in AXES])
     dense = dense.transpose([AXES.index(a) for a in ["block", "slot", "layer", "kv", "head", "dim"]])
     return dense.reshape(list(extents.values()))
 
@@ -128,12 +137,15 @@ def _elements(bench: Bench, sources: dict[str, torch.Tensor]) -> dict[str, torch
         if stream.encoding is None:
             continue
         given = None
-        if scale is not None and not scale.stored:
-            shape = counts(stream, scale, source.shape[1:])
-            given = argument_scale(scale, bench.scales[scale.argument], shape, bench.layer or 0)
+        for part in scale_arguments(stream):
+            shape = counts(stream, part, source.shape[1:])
+            given = argument_scale(part, bench.scales[part.argument], shape, bench.layer or 0)
+        if given is not None and scale.dynamic:
+            given = Given(outer=given.scale)
         found |= encode_rows(stream, source, given)
-        if scale is not None and scale.dynamic:
-            found[scale.name] = spread(scale, found[scale.name], stream.axes, source.shape[1:])
+        for part in (scale, stream.encoding.zero) if scale is not None and scale.dynamic else ():
+            if part is not None:
+                found[part.name] = spread(scale, found[part.name], stream.axes, source.shape[1:])
     return found
 
 
@@ -146,5 +158,13 @@ def _token(address: np.ndarray, at: SimpleNamespace) -> np.ndarray:
 def _put_token(storage: np.ndarray, found: Found, token: torch.Tensor, at: SimpleNamespace) -> None:
     values = token.contiguous().view(torch.uint8).numpy().reshape(-1, found.itemsize)
     first = np.broadcast_to(_token(found.address, at), (1, *_token(found.address, at).shape[1:])).reshape(-1)
+    if found.part is not None:
+        which = np.broadcast_to(_token(found.part, at), _token(found.address, at).shape).reshape(-1)
+        bits = 8 // (int(found.part.max()) + 1)
+        for part in np.unique(which):  # two codes of a byte are not written at once
+            mine = which == part
+            kept = storage[first[mine]] & ~np.uint8(((1 << bits) - 1) << bits * part)
+            storage[first[mine]] = kept | values[mine, 0] << np.uint8(bits * part)
+        return
     for byte in range(found.itemsize):
         storage[first + byte] = values[:, byte]

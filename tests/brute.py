@@ -15,7 +15,10 @@ import yaml
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1}
 CODES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "fp8_e4m3fnuz": "e4m3fnuz", "fp8_e5m2fnuz": "e5m2fnuz", "int8": "int8"}
-CODES |= {"mxfp8": "e4m3"}
+CODES |= {"mxfp8": "e4m3", "int4": "int4", "int4_asymmetric": "uint4", "nvfp4": "e2m1", "mxfp4": "e2m1"}
+SCALES = {"mxfp8": "e8m0", "mxfp4": "e8m0", "nvfp4": "e4m3", "int4": "float16", "int4_asymmetric": "float16"}
+GROUPS = {"nvfp4": 16}
+PER_BYTE = {"int4": 2, "uint4": 2, "e2m1": 2}
 ALIASES = {"request": "block", "position": "slot"}
 AXES = ("layer", "block", "slot", "kv", "head", "dim")
 
@@ -27,6 +30,7 @@ class Found:
     address: np.ndarray
     itemsize: int
     fill: int | None = None
+    part: np.ndarray | None = None  # which code of its byte a value is, counted from the low bits
 
 
 @dataclass
@@ -72,7 +76,10 @@ class Brute:
     def dtypes(self, name: str) -> list[str]:
         quant = self.stream(name).get("quant")
         if name.endswith(".scale"):
-            return [quant.get("scale", {}).get("dtype", "e8m0" if quant["mode"] == "mxfp8" else "float32")]
+            return [quant.get("scale", {}).get("dtype", SCALES.get(quant["mode"], "float32"))]
+        if name.endswith(".zero"):
+            zero = quant.get("zero", {})
+            return [zero.get("dtype", "uint8" if zero.get("kind") == "point" else "float16")]
         if quant or "store" in self.stream(name):
             return [CODES[quant["mode"]] if quant else self.stream(name)["store"]]
         given = self.stream(name).get("dtype", ["bfloat16", "float16"])
@@ -80,15 +87,20 @@ class Brute:
 
     def per(self, name: str) -> dict[str, str]:
         """What a scale varies over: each axis and the term that tells its groups apart."""
-        per = self.stream(name)["quant"].get("scale", {}).get("per", "token head dim//32")
+        quant = self.stream(name)["quant"]
+        per = quant.get("scale", {}).get("per", f"token head dim//{GROUPS.get(quant['mode'], 32)}")
         terms = [t for text in ([per] if isinstance(per, str) else per) for t in text.split()]
-        terms = [t for term in terms for t in (("block", "slot") if term == "token" else (term,))]
+        terms = [
+            t
+            for term in terms
+            for t in (("block", term.replace("token", "slot")) if term.startswith("token") else (term,))
+        ]
         return {ALIASES.get(a, a): t for t in terms for a in [re.match(r"\w+", t).group()]}
 
     def axes(self, name: str) -> dict[str, int]:
         """Extents of block, slot and the stream's own axes; of a scale those that it varies over."""
-        if name.endswith(".scale"):
-            whole = self.axes(name.removesuffix(".scale"))
+        if "." in name:
+            whole = self.axes(name.split(".")[0])
             return {axis: extent for axis, extent in whole.items() if axis in self.per(name)}
         own = self.stream(name)
         extents = {a: self.extents[a] for a in ("block", "slot")}
@@ -135,6 +147,24 @@ class Brute:
                 yield from self._leaves(item)
 
     def _terms(self, place: dict[str, Any], above: list[str]) -> list[list[str]]:
+        """Groups of terms of a place's order, the fastest one of codes that share bytes counted in bytes."""
+        groups, packed = [list(group) for group in self._written(place, above)], self._shared(place, above)
+        for group in reversed(groups if packed else []):
+            if packed[0] in group:
+                group[group.index(packed[0])] = f"({packed[0]})//{packed[1]}"
+                break
+        return groups
+
+    def _shared(self, place: dict[str, Any], above: list[str]) -> tuple[str, int] | None:
+        """The fastest term that tells anything apart, and how many of its codes share a byte; None of whole bytes."""
+        leaf = place.get("holds", [""])[0]
+        per = PER_BYTE.get(self.dtypes(leaf)[0], 1) if leaf else 1
+        if per == 1:
+            return None
+        terms = [term for group in self._written(place, above) for term in group]
+        return next(term for term in reversed(terms) if int(self._values(term, leaf).max())), per
+
+    def _written(self, place: dict[str, Any], above: list[str]) -> list[list[str]]:
         """Groups of terms of a place's order; what is left of the axes where none is written."""
         order = place.get("order")
         if order is None and "holds" in place:
@@ -142,7 +172,7 @@ class Brute:
             mentioned = [re.match(r"\w+", t).group() for t in above]
             mentioned = [ALIASES.get(a, a) for a in mentioned] + ["block", "slot"] * ("token" in mentioned)
             leaf = place["holds"][0]
-            groups = self.per(leaf) if leaf.endswith(".scale") else {}
+            groups = self.per(leaf) if "." in leaf else {}
             whole = [groups.get(a, a) for a in axes if a not in mentioned]
             left = {a: self._left(a, above, groups.get(a, a)) for a in axes if a in mentioned}
             rest = [term for term in left.values() if int(self._values(term, leaf).max()) > 0]
@@ -222,10 +252,13 @@ class Brute:
         """Everything under a place; ``steps`` are the groups above and at it with their strides in bytes."""
         if "holds" in place:
             for side, leaf in enumerate(place["holds"]):
-                address = self._address(steps, base, leaf)
+                address, part = self._address(steps, base, leaf), None
                 if len(place["holds"]) == 2:
                     address = address[:, :, :, side : side + 1]
-                result.values[leaf] = Found(address, self.itemsize(leaf))
+                for shared in (re.fullmatch(r"\((.*)\)//(\d+)", t) for group, _ in steps for t in group):
+                    if shared:
+                        part = self._values(shared[1], leaf) % int(shared[2])
+                result.values[leaf] = Found(address, self.itemsize(leaf), part=part)
             return
         leaf = next(self._leaves(place))
         for offset, end, item in self._fields(place, above):
