@@ -145,7 +145,7 @@ def _append_checked(key, value, key_cache, value_cache, slot_mapping, value_scal
                 value_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -264,7 +264,7 @@ def _append_value_checked(value, value_cache, slot_mapping, value_scale):
                 value_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
@@ -327,7 +327,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 value.stride(0),
                 value.stride(1),
                 _native(device),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -396,7 +396,7 @@ def gather(key_cache, value_cache, slots, value_scale, *, dtype=None, out=None, 
                 value_out.stride(1),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -499,7 +499,7 @@ def gather_paged(
                 value_out.stride(1),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

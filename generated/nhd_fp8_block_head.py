@@ -170,7 +170,7 @@ def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -239,7 +239,7 @@ def _append_key_checked(key, key_cache, key_scales, slot_mapping):
                 key_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_key_launches, given, compiled, grid, numbers)
@@ -308,7 +308,7 @@ def _append_value_checked(value, value_cache, value_scales, slot_mapping):
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
@@ -383,7 +383,7 @@ def append_positions(
                 value.stride(1),
                 value_scales.stride(0),
                 _native(device),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -470,7 +470,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
                 value_scales.stride(0),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -592,7 +592,7 @@ def gather_paged(
                 value_scales.stride(0),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

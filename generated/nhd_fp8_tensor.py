@@ -157,7 +157,7 @@ def _append_checked(key, value, key_cache, value_cache, slot_mapping, key_scale,
                 value_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -221,7 +221,13 @@ def _append_key_checked(key, key_cache, slot_mapping, key_scale):
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
-                key, key_cache.view(torch.uint8), key_scale, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                key,
+                key_cache.view(torch.uint8),
+                key_scale,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _keep(_append_key_launches, given, compiled, grid, numbers)
 
@@ -289,7 +295,7 @@ def _append_value_checked(value, value_cache, slot_mapping, value_scale):
                 value_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
@@ -364,7 +370,7 @@ def append_positions(
                 value.stride(0),
                 value.stride(1),
                 _native(device),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -451,7 +457,7 @@ def gather(key_cache, value_cache, slots, key_scale, value_scale, *, dtype=None,
                 value_out.stride(1),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -573,7 +579,7 @@ def gather_paged(
                 value_out.stride(1),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

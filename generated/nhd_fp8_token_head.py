@@ -177,7 +177,7 @@ def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -247,7 +247,7 @@ def _append_key_checked(key, key_cache, key_scales, slot_mapping):
                 key_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_key_launches, given, compiled, grid, numbers)
@@ -317,7 +317,7 @@ def _append_value_checked(value, value_cache, value_scales, slot_mapping):
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
@@ -394,7 +394,7 @@ def append_positions(
                 value_scales.stride(0),
                 value_scales.stride(1),
                 _native(device),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -483,7 +483,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
                 value_scales.stride(1),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -607,7 +607,7 @@ def gather_paged(
                 value_scales.stride(1),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

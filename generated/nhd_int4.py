@@ -159,7 +159,7 @@ def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -217,7 +217,13 @@ def _append_key_checked(key, key_cache, key_scales, slot_mapping):
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
-                key, key_cache, key_scales, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                key,
+                key_cache,
+                key_scales,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _keep(_append_key_launches, given, compiled, grid, numbers)
 
@@ -274,7 +280,13 @@ def _append_value_checked(value, value_cache, value_scales, slot_mapping):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value, value_cache, value_scales, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                value,
+                value_cache,
+                value_scales,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
 
@@ -337,7 +349,7 @@ def append_positions(
                 value_scales.stride(0),
                 value_scales.stride(1),
                 value_scales.stride(2),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -413,7 +425,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
                 value_scales.stride(1),
                 value_scales.stride(2),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -524,7 +536,7 @@ def gather_paged(
                 value_scales.stride(1),
                 value_scales.stride(2),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

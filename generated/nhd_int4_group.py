@@ -124,7 +124,13 @@ def _append_value_checked(value, value_cache, value_params, slot_mapping):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value, value_cache, value_params, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                value,
+                value_cache,
+                value_params,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
 
@@ -202,7 +208,7 @@ def gather(key_cache, value_cache, key_params, value_params, slots, *, dtype=Non
                 value_params.stride(2),
                 value_params.stride(3),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -315,7 +321,7 @@ def gather_paged(
                 value_params.stride(2),
                 value_params.stride(3),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -455,7 +461,10 @@ def _append_value_kernel(
         tl.min(_finite(value, 3.4028234663852886e38), axis=2, keep_dims=True),
         tl.max(_finite(value, -3.4028234663852886e38), axis=2, keep_dims=True),
     )
-    lowest, highest = tl.where(lowest > highest, 0.0, lowest), tl.where(lowest > highest, 0.0, highest)
+    lowest, highest = (
+        tl.where((lowest > highest) | (lowest == 0.0), 0.0, lowest),
+        tl.where((lowest > highest) | (highest == 0.0), 0.0, highest),
+    )
     amax = highest - lowest
     scale = tl.div_rn(amax, 15.0)
     stored = _to_scale_float16(scale)

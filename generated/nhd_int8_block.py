@@ -143,7 +143,7 @@ def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -203,7 +203,7 @@ def _append_key_checked(key, key_cache, key_scales, slot_mapping):
                 key_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_key_launches, given, compiled, grid, numbers)
@@ -263,7 +263,7 @@ def _append_value_checked(value, value_cache, value_scales, slot_mapping):
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
@@ -321,7 +321,7 @@ def append_positions(
                 value_cache.stride(2),
                 value.stride(0),
                 value.stride(1),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -391,7 +391,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
                 value_out.stride(0),
                 value_out.stride(1),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -496,7 +496,7 @@ def gather_paged(
                 value_out.stride(0),
                 value_out.stride(1),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

@@ -168,7 +168,7 @@ def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales
                 value_scales.view(torch.uint8),
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -233,7 +233,7 @@ def _append_key_checked(key, key_cache, key_scales, slot_mapping):
                 key_scales.view(torch.uint8),
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_key_launches, given, compiled, grid, numbers)
@@ -303,7 +303,7 @@ def _append_value_checked(value, value_cache, value_scales, slot_mapping):
                 value_scales.view(torch.uint8),
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
@@ -376,7 +376,7 @@ def append_positions(
                 value_scales.stride(0),
                 value_scales.stride(1),
                 value_scales.stride(2),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -461,7 +461,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
                 value_scales.stride(1),
                 value_scales.stride(2),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -581,7 +581,7 @@ def gather_paged(
                 value_scales.stride(1),
                 value_scales.stride(2),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

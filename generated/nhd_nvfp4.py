@@ -207,7 +207,7 @@ def _append_checked(
                 value_scale_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -282,7 +282,7 @@ def _append_key_checked(key, key_cache, key_scales, slot_mapping, key_scale_scal
                 key_scale_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_key_launches, given, compiled, grid, numbers)
@@ -367,7 +367,7 @@ def _append_value_checked(value, value_cache, value_scales, slot_mapping, value_
                 value_scale_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
@@ -456,7 +456,7 @@ def append_positions(
                 value_scales.stride(0),
                 value_scales.stride(1),
                 value_scales.stride(2),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -559,7 +559,7 @@ def gather(
                 value_scales.stride(1),
                 value_scales.stride(2),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -687,7 +687,7 @@ def gather_paged(
                 value_scales.stride(1),
                 value_scales.stride(2),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

@@ -110,7 +110,13 @@ def _append_checked(key, value, kv_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_kernel[grid](
-                key, value, kv_cache, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                key,
+                value,
+                kv_cache,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
 
@@ -163,7 +169,7 @@ def _append_key_checked(key, kv_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
-                key, kv_cache, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                key, kv_cache, slot_mapping, *numbers, num_warps=4 if num_tokens <= 1024 else 1, enable_fp_fusion=False
             )
         _keep(_append_key_launches, given, compiled, grid, numbers)
 
@@ -216,7 +222,12 @@ def _append_value_checked(value, kv_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value, kv_cache, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                value,
+                kv_cache,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
 
@@ -263,7 +274,7 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
                 value.stride(0),
                 value.stride(1),
                 _native(device),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -325,7 +336,7 @@ def gather(kv_cache, slots, *, dtype=None, out=None, zero_skipped=False):
                 value_out.stride(1),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -419,7 +430,7 @@ def gather_paged(
                 value_out.stride(1),
                 _native(device),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

@@ -134,7 +134,7 @@ def _append_checked(key, value, kv_cache, slot_mapping, key_scale_scale, value_s
                 value_scale_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _keep(_append_launches, given, compiled, grid, numbers)
@@ -183,7 +183,13 @@ def _append_key_checked(key, kv_cache, slot_mapping, key_scale_scale):
         numbers = (num_slots, kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), key.stride(0), key.stride(1))
         with _on(device):
             compiled = _append_key_kernel[grid](
-                key, kv_cache, key_scale_scale, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                key,
+                kv_cache,
+                key_scale_scale,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _keep(_append_key_launches, given, compiled, grid, numbers)
 
@@ -243,7 +249,13 @@ def _append_value_checked(value, kv_cache, slot_mapping, value_scale_scale):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value, kv_cache, value_scale_scale, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                value,
+                kv_cache,
+                value_scale_scale,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _keep(_append_value_launches, given, compiled, grid, numbers)
 
@@ -297,7 +309,7 @@ def append_positions(
                 key.stride(1),
                 value.stride(0),
                 value.stride(1),
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
 
@@ -364,7 +376,7 @@ def gather(kv_cache, slots, key_scale_scale, value_scale_scale, *, dtype=None, o
                 value_out.stride(0),
                 value_out.stride(1),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -465,7 +477,7 @@ def gather_paged(
                 value_out.stride(0),
                 value_out.stride(1),
                 zero_skipped,
-                num_warps=1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

@@ -121,11 +121,13 @@ def build_scale(
     largest: str,
     outer: Side = Side(""),  # noqa: B008
     outer_masks: Masks = NO_MASKS,
+    zeroed: bool = False,
 ) -> ScaleContext:
     """Everything a section says of its scale."""
     e8m0 = scale.dtype == "float8_e8m0fnu"
     formats = {"float8_e4m3fn": "_fp8_e4m3_codes", "float8_e8m0fnu": f"_e8m0_codes_{scale.exponent}"}
     stored_as = (STORED_AS | formats)[scale.dtype]
+    pow2, as_stored = scale.grid == "pow2" and not e8m0, scale.encode == "stored"
     divide = f"_over({stream}, scale)"
     if scale.arithmetic == "multiply":
         inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
@@ -139,13 +141,16 @@ def build_scale(
         floor=repr(float(scale.floor)),
         floor_on_amax=scale.floor_on == "amax",
         floor_on_scale=scale.floor_on == "scale",
-        pow2=scale.grid == "pow2" and not e8m0,
+        pow2=pow2,
         grid=f"_pow2_{scale.exponent}",
         stored_as=stored_as,
         cast_limits=", False" if scale.dtype in NATIVE else "",
         rounds=bool(stored_as),
         decode={"float8_e4m3fn": "_fp8_e4m3_values", "float8_e8m0fnu": "_e8m0_values"}.get(scale.dtype, "_to_float32"),
-        as_stored=scale.encode == "stored",
+        bounded=(zeroed or scale.scale is not None) and not (stored_as and as_stored and not pow2),
+        keeps_exact=pow2 and not as_stored,
+        exact="exact" if pow2 else "scale",
+        as_stored=as_stored,
         divide=divide,
         counted=scale.scale is not None,
         outer=outer,

@@ -230,7 +230,7 @@ class _Builder(Indexing):
             found = self._param(copy, copy.outer, scale.scale, "tl.float32", "outer", tile, variables)
             outer, outer_masks = found[:2]
         largest = reduced("tl.max", f"_magnitude({copy.stream})", tile, kept)
-        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks)
+        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, copy.zero is not None)
 
     def _zero(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> ZeroContext:
         """Where the zero lies, and the extremes of a group that it is made of."""

@@ -65,6 +65,9 @@ class ScaleContext:
     stored_as: str  # the function that rounds a scale to its own type
     cast_limits: str  # what that takes beside the scale
     rounds: bool  # whether the stored scale is not the exact one
+    bounded: bool  # whether the exact scale can be infinite where it is used
+    keeps_exact: bool  # whether the scale off its grid is used later
+    exact: str  # its name then
     as_stored: bool  # whether it is the stored one that encodes
     decode: str  # the function that reads a stored scale
     divide: str  # the values over their scale
