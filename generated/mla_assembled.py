@@ -281,7 +281,7 @@ def append_positions(latent, rope, key_cache, value_cache, block_table, position
             )
 
 
-def gather(key_cache, slots, *, out=None, zero_skipped=False):
+def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
     """Read tokens' latent and rope back from key_cache, in one launch.
 
     Returns latent [T, LATENT_DIM], rope [T, ROPE_DIM]: out, if it is given.
@@ -293,6 +293,7 @@ def gather(key_cache, slots, *, out=None, zero_skipped=False):
     num_blocks = _size("key_cache", key_cache, 3, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
+    _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     num_tokens = _check_integers("slots", slots, device)
     if out is None:
         zero_skipped = True
@@ -327,7 +328,16 @@ def gather(key_cache, slots, *, out=None, zero_skipped=False):
 
 
 def gather_paged(
-    key_cache, block_table, seq_lens, cu_seq_lens, *, starts=None, total_tokens=None, out=None, zero_skipped=False
+    key_cache,
+    value_cache,
+    block_table,
+    seq_lens,
+    cu_seq_lens,
+    *,
+    starts=None,
+    total_tokens=None,
+    out=None,
+    zero_skipped=False,
 ):
     """Read tokens' latent and rope back from key_cache, in one launch.
 
@@ -342,6 +352,7 @@ def gather_paged(
     num_blocks = _size("key_cache", key_cache, 3, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
+    _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     num_requests = _check_integers("seq_lens", seq_lens, device)
     _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
     if starts is not None:

@@ -352,7 +352,7 @@ def append_positions(
             )
 
 
-def gather(key_cache, slots, latent_scale, rope_scale, *, dtype=None, out=None, zero_skipped=False):
+def gather(key_cache, value_cache, slots, latent_scale, rope_scale, *, dtype=None, out=None, zero_skipped=False):
     """Read tokens' latent and rope back from key_cache, in one launch.
 
     Returns latent [T, LATENT_DIM], rope [T, ROPE_DIM]: out, if it is given.
@@ -367,6 +367,9 @@ def gather(key_cache, slots, latent_scale, rope_scale, *, dtype=None, out=None, 
     num_blocks = _size("key_cache", key_cache, 3, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device)
+    _check_buffer(
+        "value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device
+    )
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     _check_scale("rope_scale", rope_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slots", slots, device)
@@ -422,6 +425,7 @@ def gather(key_cache, slots, latent_scale, rope_scale, *, dtype=None, out=None, 
 
 def gather_paged(
     key_cache,
+    value_cache,
     block_table,
     seq_lens,
     cu_seq_lens,
@@ -450,6 +454,9 @@ def gather_paged(
     num_blocks = _size("key_cache", key_cache, 3, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device)
+    _check_buffer(
+        "value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device
+    )
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     _check_scale("rope_scale", rope_scale, (1,), torch.float32, device)
     num_requests = _check_integers("seq_lens", seq_lens, device)

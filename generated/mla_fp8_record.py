@@ -992,9 +992,10 @@ def _over(x, scale):
 
 @triton.jit
 def _pow2_ceil(scale):
-    """The smallest power of two that is not below the scale."""
-    bits = scale.to(tl.uint32, bitcast=True)
-    return ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    """The smallest power of two that is not below the scale; one below the normal numbers is lifted there and back."""
+    lift = tl.where(scale < 1.1754943508222875e-38, 18446744073709551616.0, 1.0)
+    bits = (scale * lift).to(tl.uint32, bitcast=True)
+    return tl.div_rn(((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True), lift)
 
 
 @triton.jit

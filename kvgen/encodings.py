@@ -116,6 +116,9 @@ class Encodings:
         if clamped and kind != "point":
             message = "`clamped` means nothing here: it is for a zero of kind `point`"
             self._report("KV211", message, "quant", "zero", "clamped", hint="leave it out", key=True)
+        if kind == "point" and quant.round == "away":
+            message = "a zero point with `round: away` is not supported by this version of kvgen"
+            self._report("KV204", message, "quant", "round", hint="codes above a zero point are rounded to even")
         return Zero(f"{self.name}.zero", kind, dtype or ZERO_DTYPES[kind][0], clamped)
 
     def _scale(self, quant: QuantSpec, mode: Mode, clamp: tuple[int, int] | None) -> Scale | None:

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.gpu
 def test_shipped_layout(name: str) -> None:
     report = harness.run(shipped(name), module_of(shipped(name)), device="cuda")
     assert report.ok, str(report)
-    assert any(r.case == "append/graph" and r.outcome == "passed" for r in report.results)
+    graphs = {r.case for r in report.results if r.case.endswith("/graph") and r.outcome == "passed"}
+    assert {"gather/graph", "append/graph"} <= graphs or not hasattr(module_of(shipped(name)), "append")
     print(report)
     torch.cuda.empty_cache()
 

@@ -108,7 +108,9 @@ class Function:
 def build_function(layout: Layout, kernel: Kernel) -> Function:
     """The launcher of one kernel."""
     plan = kernel.plan
-    held = [b for b in layout.buffers if any(b.name in plan.tensors_of(copy) for copy in plan.copies)]
+    # What gather is handed is the whole pool, though of a stream in several places it reads one.
+    used = {name for copy in plan.copies for name in plan.tensors_of(copy)}
+    held = [buffer for buffer in layout.buffers if plan.kind == "gather" or buffer.name in used]
     streams = tuple(dict.fromkeys(_stream_check(layout, plan, copy) for copy in plan.copies))
     summary, doc = function_doc(layout, plan)
     encoded = any(layout.stream(copy.stream).encoding for copy in plan.copies)
