@@ -50,7 +50,7 @@ def append(key, index_cache, slot_mapping):
 
     key [T, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -96,7 +96,7 @@ def append_key(key, index_cache, slot_mapping):
 
     key [T, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -143,7 +143,7 @@ def append_positions(key, index_cache, block_table, positions, request_ids=None)
     key [T, HEAD_DIM], of T tokens or more, with any strides but the last.
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -185,7 +185,7 @@ def gather(index_cache, slots, *, dtype=None, out=None, zero_skipped=False):
     Returns key [T, HEAD_DIM]: out, if it is given.
     slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     dtype is that of key: float32, bfloat16 or float16, rounded once.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -241,7 +241,7 @@ def gather_paged(
     starts[r] + i - cu_seq_lens[r] (0 + ... without starts) if that is below seq_lens[r]; its slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     dtype is that of key: float32, bfloat16 or float16, rounded once.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -254,6 +254,7 @@ def gather_paged(
         _check_integers("starts", starts, device, num_requests)
     _check_table("block_table", block_table, device, num_requests)
     if total_tokens is not None:
+        _check_whole("total_tokens", total_tokens, 0)
         num_tokens = total_tokens
     elif out is not None:
         num_tokens = _size("out", out, 2, 0)
@@ -311,6 +312,8 @@ def slot_mapping(
     hold and for positions past its columns.
     """
     device = _check_table("block_table", block_table, None)
+    if num_tokens is not None:
+        _check_whole("num_tokens", num_tokens, 0)
     if (positions is None) == (context_lens is None):
         raise ValueError("slot_mapping: give either positions or context_lens")
     if request_ids is not None and (query_start_loc is not None or positions is None):
@@ -361,6 +364,8 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
     """
     _check_integers("block_table_row", block_table_row, None)
     device = block_table_row.device
+    _check_whole("start_pos", start_pos, 0)
+    _check_whole("count", count, 0)
     if out is None:
         out = torch.empty(count, dtype=torch.int64, device=device)
     num_out = _check_integers("out", out, device)
@@ -379,6 +384,7 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
 
 def allocate(num_blocks, *, device=None):
     """Zeroed buffers with the smallest strides."""
+    _check_whole("num_blocks", num_blocks, 0)
     index_cache = torch.zeros((num_blocks, 8448), dtype=torch.uint8, device=device)
     return index_cache
 
@@ -639,7 +645,8 @@ def _slot_of(request, position, known, block_table_ptr, block_table_stride, num_
     offset = position % BLOCK_SIZE
     known = known & (position >= 0) & (column < num_columns)
     block = tl.load(block_table_ptr + request * block_table_stride + column, mask=known, other=-1).to(tl.int64)
-    return tl.where(known & (block >= 0), block * BLOCK_SIZE + offset, -1)
+    known = known & (block >= 0) & (block < 2147483648)  # no pool has more, and slot numbers stay within 64 bits
+    return tl.where(known, block * BLOCK_SIZE + offset, -1)
 
 
 @triton.jit
@@ -706,6 +713,8 @@ def _slot_mapping_kernel(
         if query_start_loc_ptr is not None:
             position += token - tl.load(query_start_loc_ptr + request, mask=known, other=0)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    if out_ptr.dtype.element_ty == tl.int32:
+        slot_number = tl.where(slot_number < 2147483648, slot_number, -1)
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
@@ -723,6 +732,8 @@ def _fill_slots_kernel(
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     slot_number = _slot_of(0, start_pos + token, token < count, block_table_row_ptr, 0, num_columns)
+    if out_ptr.dtype.element_ty == tl.int32:
+        slot_number = tl.where(slot_number < 2147483648, slot_number, -1)
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
@@ -844,13 +855,18 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
     strides = tensor.stride()
     if strides[-1] != 1 and shape[-1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {strides}")
-    reach = 0
-    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
-        if stride <= reach:
-            raise ValueError(f"{name}: elements share memory, shape {shape} with strides {strides}")
-        reach += stride * (size - 1)
+    _check_apart(name, tensor)
     if align > 1 and (tensor.data_ptr() % align or any(stride % align for stride in strides[:-1])):
         raise ValueError(f"{name}: expected a start and strides that are multiples of {align} bytes, got {strides}")
+
+
+def _check_apart(name, tensor):
+    """No two elements of a tensor lie at one address."""
+    reach = 0
+    for stride, size in sorted(pair for pair in zip(tensor.stride(), tensor.shape, strict=True) if pair[1] > 1):
+        if stride <= reach:
+            raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
+        reach += stride * (size - 1)
 
 
 def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
@@ -864,6 +880,8 @@ def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
         raise ValueError(f"{name}: expected shape {(num_tokens, *shape)}, got {tuple(tensor.shape)}")
     if tensor.stride(-1) != 1 and shape[-1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
+    if exact:
+        _check_apart(name, tensor)
     return tensor
 
 
@@ -896,6 +914,14 @@ def _check_table(name, tensor, device, num_rows=0):
     if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
     return tensor.device
+
+
+def _check_whole(name, number, low):
+    """A whole number from low on, as kernels can take it."""
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(f"{name}: expected an integer, got {number!r}")
+    if not low <= number < 1 << 62:
+        raise ValueError(f"{name}: expected at least {low}, got {number}")
 
 
 def _unknown(addresses, *index):

@@ -61,7 +61,7 @@ def append(key, value, kv_cache, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -115,7 +115,7 @@ def append_key(key, kv_cache, slot_mapping):
 
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -158,7 +158,7 @@ def append_value(value, kv_cache, slot_mapping):
 
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -210,7 +210,7 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -253,7 +253,7 @@ def gather(kv_cache, slots, *, out=None, zero_skipped=False):
 
     Returns key [T, NUM_HEADS, HEAD_DIM], value [T, NUM_HEADS, HEAD_DIM]: out, if it is given.
     slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -301,7 +301,7 @@ def gather_paged(
     Row i of the result, cu_seq_lens[r] <= i < cu_seq_lens[r + 1], is request r's token at position
     starts[r] + i - cu_seq_lens[r] (0 + ... without starts) if that is below seq_lens[r]; its slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
-    A token whose slot number is negative or past the pool is skipped:
+    A token whose slot number is negative or lies past the pool is skipped:
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
@@ -314,6 +314,7 @@ def gather_paged(
         _check_integers("starts", starts, device, num_requests)
     _check_table("block_table", block_table, device, num_requests)
     if total_tokens is not None:
+        _check_whole("total_tokens", total_tokens, 0)
         num_tokens = total_tokens
     elif out is not None:
         num_tokens = _size("out", _outs(out, 2)[0], 3, 0)
@@ -373,6 +374,8 @@ def slot_mapping(
     hold and for positions past its columns.
     """
     device = _check_table("block_table", block_table, None)
+    if num_tokens is not None:
+        _check_whole("num_tokens", num_tokens, 0)
     if (positions is None) == (context_lens is None):
         raise ValueError("slot_mapping: give either positions or context_lens")
     if request_ids is not None and (query_start_loc is not None or positions is None):
@@ -423,6 +426,8 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
     """
     _check_integers("block_table_row", block_table_row, None)
     device = block_table_row.device
+    _check_whole("start_pos", start_pos, 0)
+    _check_whole("count", count, 0)
     if out is None:
         out = torch.empty(count, dtype=torch.int64, device=device)
     num_out = _check_integers("out", out, device)
@@ -441,6 +446,9 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
 
 def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
     """Zeroed buffers with the smallest strides."""
+    _check_whole("num_blocks", num_blocks, 0)
+    if dtype not in DTYPES:
+        raise TypeError(f"dtype: expected {' or '.join(map(str, DTYPES))}, got {dtype}")
     kv_cache = torch.zeros((num_blocks, BLOCK_SIZE, NUM_HEADS, 256), dtype=dtype, device=device)
     return kv_cache
 
@@ -820,7 +828,8 @@ def _slot_of(request, position, known, block_table_ptr, block_table_stride, num_
     offset = position % BLOCK_SIZE
     known = known & (position >= 0) & (column < num_columns)
     block = tl.load(block_table_ptr + request * block_table_stride + column, mask=known, other=-1).to(tl.int64)
-    return tl.where(known & (block >= 0), block * BLOCK_SIZE + offset, -1)
+    known = known & (block >= 0) & (block < 2147483648)  # no pool has more, and slot numbers stay within 64 bits
+    return tl.where(known, block * BLOCK_SIZE + offset, -1)
 
 
 @triton.jit
@@ -887,6 +896,8 @@ def _slot_mapping_kernel(
         if query_start_loc_ptr is not None:
             position += token - tl.load(query_start_loc_ptr + request, mask=known, other=0)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    if out_ptr.dtype.element_ty == tl.int32:
+        slot_number = tl.where(slot_number < 2147483648, slot_number, -1)
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
@@ -904,6 +915,8 @@ def _fill_slots_kernel(
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     slot_number = _slot_of(0, start_pos + token, token < count, block_table_row_ptr, 0, num_columns)
+    if out_ptr.dtype.element_ty == tl.int32:
+        slot_number = tl.where(slot_number < 2147483648, slot_number, -1)
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
@@ -941,13 +954,18 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
     strides = tensor.stride()
     if strides[-1] != 1 and shape[-1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {strides}")
-    reach = 0
-    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1):
-        if stride <= reach:
-            raise ValueError(f"{name}: elements share memory, shape {shape} with strides {strides}")
-        reach += stride * (size - 1)
+    _check_apart(name, tensor)
     if align > 1 and (tensor.data_ptr() % align or any(stride % align for stride in strides[:-1])):
         raise ValueError(f"{name}: expected a start and strides that are multiples of {align} bytes, got {strides}")
+
+
+def _check_apart(name, tensor):
+    """No two elements of a tensor lie at one address."""
+    reach = 0
+    for stride, size in sorted(pair for pair in zip(tensor.stride(), tensor.shape, strict=True) if pair[1] > 1):
+        if stride <= reach:
+            raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
+        reach += stride * (size - 1)
 
 
 def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
@@ -959,6 +977,8 @@ def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
         raise ValueError(f"{name}: expected shape {(num_tokens, *shape)}, got {tuple(tensor.shape)}")
     if tensor.stride(-1) != 1 and shape[-1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
+    if exact:
+        _check_apart(name, tensor)
 
 
 def _outs(out, count):
@@ -990,6 +1010,14 @@ def _check_table(name, tensor, device, num_rows=0):
     if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
     return tensor.device
+
+
+def _check_whole(name, number, low):
+    """A whole number from low on, as kernels can take it."""
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(f"{name}: expected an integer, got {number!r}")
+    if not low <= number < 1 << 62:
+        raise ValueError(f"{name}: expected at least {low}, got {number}")
 
 
 def _unknown(addresses, *index):

@@ -103,7 +103,8 @@ def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
         lines.append(f"{layout.slots.remap} [slots] maps each slot number to another one, or to a negative: skipped.")
     lines += _encoding_lines(layout, plan)
     skip = f", equals {layout.slots.skip}" if layout.slots.skip is not None else ""
-    lines.append(f"A token whose slot number is negative{skip} or past the pool is skipped:")
+    bounds = f", past {layout.slots.remap}" if layout.slots.remap else ""
+    lines.append(f"A token whose slot number is negative{skip}{bounds} or lies past the pool is skipped:")
     if plan.kind == "append":
         lines.append("nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.")
     else:
@@ -140,6 +141,8 @@ def _placement_lines(layout: Layout, plan: Plan) -> list[str]:
         return [f"{name} [T], int32 or int64: the slot number of each token, {formula}."]
     size = block_size_name(layout)
     table = f"block_table[request, position // {size}] * {size} + position % {size}"
+    if shard := layout.slots.shard:
+        table = f"of this rank alone, in virtual blocks of {size} * {shard.world} tokens, as in slot_mapping"
     if plan.placement == "positions":
         return [
             "Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is",

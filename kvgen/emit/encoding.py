@@ -147,7 +147,8 @@ def build_scale(
         cast_limits=", False" if scale.dtype in NATIVE else "",
         rounds=bool(stored_as),
         decode={"float8_e4m3fn": "_fp8_e4m3_values", "float8_e8m0fnu": "_e8m0_values"}.get(scale.dtype, "_to_float32"),
-        bounded=(zeroed or scale.scale is not None) and not (stored_as and as_stored and not pow2),
+        bounded=(zeroed or scale.scale is not None or scale.code_range < 1.0)
+        and not (stored_as and as_stored and not pow2),
         keeps_exact=pow2 and not as_stored,
         exact="exact" if pow2 else "scale",
         as_stored=as_stored,

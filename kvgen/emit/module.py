@@ -22,6 +22,7 @@ class Addressing:
     block_size: str
     size: int | None
     static_block_size: bool
+    dynamic: bool
     shard: bool
     world: int
     interleave: int
@@ -57,6 +58,8 @@ class Module:
     kernels: tuple[Kernel, ...]
     addressing: Addressing
     allocate_parameters: tuple[str, ...]
+    allocate_sizes: tuple[str, ...]
+    allocate_dtypes: str
     allocate_result: str
     allocations: tuple[Allocation, ...]
     allocation_names: tuple[str, ...]
@@ -87,6 +90,8 @@ def build_module(layout: Layout) -> Module:
         kernels=kernels,
         addressing=_addressing(layout),
         allocate_parameters=tuple(_allocate_parameters(layout)),
+        allocate_sizes=tuple(name for name in _allocate_parameters(layout) if name != "*" and "=" not in name),
+        allocate_dtypes=_allocate_dtypes(layout),
         allocate_result=f": {', '.join(b.name for b in layout.buffers)}" if several else "",
         allocations=tuple(_allocation(layout, buffer) for buffer in layout.buffers),
         allocation_names=tuple(buffer.name for buffer in layout.buffers),
@@ -146,6 +151,7 @@ def _addressing(layout: Layout) -> Addressing:
         block_size=size,
         size=layout.block_size,
         static_block_size=layout.block_size is not None,
+        dynamic=layout.block_size is None,
         shard=shard is not None,
         world=shard.world if shard else 1,
         interleave=shard.interleave if shard else 1,
@@ -171,6 +177,15 @@ def _allocate_parameters(layout: Layout) -> list[str]:
     open_dtypes = [b.dtypes[0] for b in layout.buffers if _open_dtype(layout, b)]
     keywords += [f"dtype=torch.{open_dtypes[0]}"] if open_dtypes else []
     return [num_blocks_name(layout), "*", *dict.fromkeys(keywords), "device=None"]
+
+
+def _allocate_dtypes(layout: Layout) -> str:
+    """The types that allocate may be asked for, where it may be."""
+    open_buffers = [buffer for buffer in layout.buffers if _open_dtype(layout, buffer)]
+    if not open_buffers:
+        return ""
+    leaf = layout.leaf(leaves_of(open_buffers[0].place)[0])
+    return dtypes_name(layout, layout.stream(leaf.stream))
 
 
 def _open_dtype(layout: Layout, buffer: Buffer) -> bool:

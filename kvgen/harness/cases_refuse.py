@@ -51,7 +51,7 @@ def refusal_cases(layout: Layout, device: str) -> Iterator[Case]:
 def _source_changes(layout: Layout, name: str) -> Iterator[tuple[str, Change]]:
     axes = layout.stream(name).axes
     yield "dtype", lambda x: x.double() if "float32" in layout.stream(name).dtypes else x.float()
-    yield "integers", lambda x: x.view(torch.int16)
+    yield "integers", lambda x: torch.zeros(x.shape, dtype=torch.int64, device=x.device)
     yield "rank_low", lambda x: x.flatten(1) if x.dim() > 2 else x[0]
     yield "rank_high", lambda x: x.unsqueeze(1).expand(-1, 2, *[-1] * (x.dim() - 1))
     yield "inner_stride", _double_stride
