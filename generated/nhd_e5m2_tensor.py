@@ -1344,7 +1344,8 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
 def _check_apart(name, tensor):
     """No two elements of a tensor lie at one address."""
     reach = 0
-    for stride, size in sorted(pair for pair in zip(tensor.stride(), tensor.shape, strict=True) if pair[1] > 1):
+    steps = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted((stride, size) for stride, size in steps if size > 1):
         if stride <= reach:
             raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
         reach += stride * (size - 1)
@@ -1410,12 +1411,12 @@ def _check_table(name, tensor, device, num_rows=0):
     return tensor.device
 
 
-def _check_whole(name, number, low):
-    """A whole number from low on, as kernels can take it."""
-    if not isinstance(number, int) or isinstance(number, bool):
-        raise TypeError(f"{name}: expected an integer, got {number!r}")
-    if not low <= number < 1 << 62:
-        raise ValueError(f"{name}: expected at least {low}, got {number}")
+def _check_whole(name, index, start):
+    """A whole number from start on, as kernels can take it."""
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise TypeError(f"{name}: expected an integer, got {index!r}")
+    if not start <= index < 1 << 62:
+        raise ValueError(f"{name}: expected at least {start}, got {index}")
 
 
 def _unknown(addresses, *index):

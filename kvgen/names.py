@@ -23,7 +23,7 @@ _VARIABLES = """
 address addresses amax annotations arguments bits block_table_stride column compiled contextlib current_device dim_byte
 dim_group dim_lane driver dtypes exact first first_block first_slot flags function given grid highest hooks in_range
 index inside inverse known launch launches length limit lowest metadata name ndim num_columns num_out num_rows num_slots
-numbers offset outer reach run_number run_slot runner scale search_step shape size slot_number start step stored
+numbers offset outer reach run_number run_slot runner scale search_step shape size slot_number start step steps stored
 stream_of stride stride_unit strides t tensor tensors tl tokens torch triton unit valid watchers whole written x y zero
 """
 
