@@ -97,7 +97,6 @@ class Encoding:
     clamp: tuple[int, int] | None = None
     scale: Scale | None = None
     zero: Zero | None = None
-    rotate: bool = False  # a Hadamard rotation over ``dim`` before anything else; reading turns back
 
 
 @dataclass(frozen=True, slots=True)

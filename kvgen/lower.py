@@ -10,9 +10,7 @@ from kvgen.axes import Digit
 from kvgen.encodings import append_refusal
 from kvgen.layout import Buffer, Dim, Field, Holds, Layout, Pad, Place, Record, Scale, Stream, leaves_of
 from kvgen.plan import Copy, Fill, Plan, Step, View
-
-ITEMSIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e8m0fnu": 1}
-"""Bytes of a scale."""
+from kvgen.values import STORED_ITEMSIZE
 
 SLOT_NUMBER = "slot_number"
 """The axis that block and slot make together: ``block * block_size + slot``."""
@@ -86,7 +84,7 @@ def argument_view(scale: Scale) -> View:
     steps = tuple(
         Step(Digit(axis.name, axis.step, axis.count), i, 1) for i, axis in enumerate(scale.axes) if axis.count != 1
     )
-    size = ITEMSIZES[scale.dtype]
+    size = STORED_ITEMSIZE[scale.dtype]
     return View(scale.argument, size, size, size, 0, steps)
 
 
