@@ -22,6 +22,9 @@ RUN = 48
 PREFILL = 200
 """Tokens of a prefill: so many that schedules which take larger tiles for more tokens do."""
 
+BEHIND = 128
+"""Integers that lie behind those of a call, as many as a program reads at once."""
+
 DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
 
@@ -59,9 +62,9 @@ class Bench:
         return torch.randperm(count, generator=self.generator).tolist()
 
     def tensor(self, values: Sequence[int], dtype: str | torch.dtype = "int64") -> Tensor:
-        """Integers on the device; ``dtype`` by name or as torch has it."""
+        """Integers on the device, zeros behind them: what reads on finds slot 0. ``dtype`` by name or as torch has."""
         kind = DTYPES[dtype] if isinstance(dtype, str) else dtype
-        return torch.tensor(list(values), dtype=kind, device=self.device)
+        return torch.tensor([*values, *[0] * BEHIND], dtype=kind, device=self.device)[: len(values)]
 
     def slots(self, count: int) -> list[int]:
         """Distinct live slots in random order: page edges first, then any; the named skip slot is not among them."""
@@ -117,7 +120,9 @@ class Bench:
         query, result = 2 * shapes[self.streams[0]][-1] if style == "fused" else 3, {}
         for s in self.streams:
             width = torch.Size(shapes[s]).numel()
-            row = self.values(s, (count, query + 2 * width + (style == "odd")), pool.dtypes[s])
+            # Odd rows are of another length for each stream.
+            apart = 2 * len(result) + 1 if style == "odd" else 0
+            row = self.values(s, (count, query + 2 * width + apart), pool.dtypes[s])
             result[s] = row[:, query : query + width].unflatten(1, shapes[s])
         return result
 
