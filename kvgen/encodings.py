@@ -159,7 +159,7 @@ class Encodings:
             arithmetic=spec.arithmetic or "divide",
             given=spec.given or "scale",
             encode=spec.encode or "stored",
-            scale=self._outer(spec.scale, mode) if dynamic else None,
+            scale=self._outer(spec.scale, mode, names) if dynamic else None,
         )
 
     def _number(self, quant: QuantSpec, mode: Mode) -> tuple[str, str]:
@@ -175,8 +175,8 @@ class Encodings:
             self._report("KV211", "an e8m0 scale is a power of two", *_SCALE, "grid", hint="leave it out")
         return dtype, grid
 
-    def _outer(self, spec: OuterScaleSpec | str | None, mode: Mode) -> Scale | None:
-        """The static scale that a scale is counted in."""
+    def _outer(self, spec: OuterScaleSpec | str | None, mode: Mode, inner: set[str]) -> Scale | None:
+        """The static scale that a scale over the axes ``inner`` is counted in."""
         if spec == "none" or (spec is None and not mode.counted):
             return None
         where = (*_SCALE, "scale", "per")
@@ -186,6 +186,9 @@ class Encodings:
         if others := [axis.name for axis in found if axis.name not in ("head", "layer")]:
             message = f"a scale of a scale varies over `head` and `layer` at most, not over `{others[0]}`"
             self._report("KV306", message, *where)
+        elif "head" in {axis.name for axis in found} - inner:
+            message = "a scale that all heads share is counted in one that differs between them"
+            self._report("KV306", message, *where, hint="let the scale vary over `head` too, or leave `head` out here")
         return Scale(f"{self.name}.scale.scale", found, dynamic=False, dtype="float32", stored=False, code_range=1.0)
 
     def _check_groups(self, mode: Mode, axes: tuple[Axis, ...]) -> None:

@@ -8,6 +8,11 @@ from collections import Counter
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    whole = "every combination of encodings instead of some, with every edge (test_product.py; an hour of one core)"
+    parser.addoption("--all-encodings", action="store_true", help=whole)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # Triton looks at this when kernels are defined, so it has to be decided before any module is imported.
     if config.getoption("markexpr") != "gpu":

@@ -66,6 +66,10 @@ def test_nvfp4_is_counted_in_its_static_scale() -> None:
     held, values = stored(layout, row, 2.0**11)
     assert hexes(held["key_scales"]) == "00"
     assert not held["key_cache"].any()
+    for words in ("0 " * 16, "0 .5 -1 0 0 0 0 0 nan inf 0 0 0 0 0 0"):
+        held, values = stored(layout, torch.tensor([numbers(words)]), 0.0)
+        assert not held["key_cache"].any()
+        assert values.tolist() == [[0.0] * 16]
     with pytest.raises(ValueError, match="key_scale_scale"):
         reference.append(layout, {"key": row.unsqueeze(1)}, PoolFactory(layout, "cpu", 0).make().actual, torch.zeros(1))
 

@@ -107,7 +107,7 @@ def build_zero(
         highest=reduced("tl.max", f"{guarded}({stream}, -3.4028234663852886e38{inside})", tile, kept),
         point=zero.kind == "point",
         extended=zero.kind == "point" and not zero.clamped,
-        steps=repr(float(encoding.scale.code_range)),
+        last=repr(float(encoding.clamp[1])),
         stored_as=STORED_AS[zero.dtype],
         decode="_to_float32",
     )

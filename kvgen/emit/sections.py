@@ -87,7 +87,7 @@ class ZeroContext:
     highest: str
     point: bool
     extended: bool  # whether the range is made to include 0
-    steps: str
+    last: str  # the largest code
     stored_as: str
     decode: str
 

@@ -43,6 +43,8 @@ def encoded_cases(layout: Layout) -> Iterator[Case]:
                 yield Case(name, function, partial(_edges, source=source, turn=turn, only=stream and stream.name))
     for turn in range(1, len(STATIC) if scales else 1):
         yield Case(f"append/scales{turn}", "append", lambda bench, turn=turn: _scales(bench, turn))
+    if scales:
+        yield Case("append/scales_zero", "append", _scales_zero)
     for output in OUTPUTS:
         kind = getattr(torch, output)
         if all(output in s.dtypes for s in _plain_in_bytes(layout)):
@@ -99,6 +101,26 @@ def _scales(bench: Bench, turn: int) -> None:
         bench.append(pool, bench.sources(len(slots), pool), bench.tensor(slots))
     if hasattr(bench.module, "gather"):
         bench.gather(pool, bench.tensor(slots))
+
+
+def _scales_zero(bench: Bench) -> None:
+    """Scales that are 0, or whose inverse is infinite: codes of 0, and no NaN where there are values above none."""
+    pool = bench.pool()
+    bench.scales = {name: _zeroed(bench, name, scale) for name, scale in bench.scales.items()}
+    slots = bench.slots(TOKENS)
+    sources = bench.sources(len(slots), pool)
+    for name in bench.encoded:
+        sources[name][0] = 0
+    bench.append(pool, sources, bench.tensor(slots))
+    if hasattr(bench.module, "gather"):
+        bench.gather(pool, bench.tensor(slots))
+
+
+def _zeroed(bench: Bench, name: str, tensor: Tensor) -> Tensor:
+    found = [scale for stream in bench.layout.streams for scale in scale_arguments(stream)]
+    if next(scale for scale in found if scale.argument == name).given == "inverse":
+        return torch.full_like(tensor, float("inf"))
+    return torch.zeros_like(tensor)
 
 
 def _gather(bench: Bench, kind: torch.dtype, out: str | None) -> None:

@@ -86,7 +86,7 @@ def encode_rows(stream: Stream, values: Tensor, given: Given | None) -> dict[str
     used = used if outer is None else used * outer
     if zero is None:
         return {stream.name: encode(encoding, values, each(used)), scale.name: made.stored}
-    under = stored(zero.dtype, lowest if zero.kind == "minimum" else zero_point(lowest, used, scale.code_range))
+    under = stored(zero.dtype, lowest if zero.kind == "minimum" else zero_point(lowest, used, encoding.clamp[1]))
     codes = encode(encoding, values, each(used), None, each(load(zero.dtype, under)))
     return {stream.name: codes, scale.name: made.stored, zero.name: under}
 

@@ -77,6 +77,8 @@ def dynamic_scale(scale: Scale, amax: Tensor, outer: Tensor | None = None) -> Dy
     if scale.floor_on == "amax":
         amax = torch.maximum(amax, floor)
     exact, quotient = amax / code_range, amax.double() / code_range.double()
+    if outer is not None:  # nothing over nothing is nothing
+        exact, quotient = (torch.where(number.isnan(), 0.0, number) for number in (exact, quotient))
     if scale.floor_on == "scale":
         exact, quotient = torch.maximum(exact, floor), torch.maximum(quotient, floor.double())
     exact, quotient = exact.clamp(max=LARGEST["float32"]), quotient.clamp(max=2.0**128)
@@ -87,11 +89,11 @@ def dynamic_scale(scale: Scale, amax: Tensor, outer: Tensor | None = None) -> Dy
     return Dynamic(exact, stored, load(scale.dtype, stored))
 
 
-def zero_point(lowest: Tensor, scale: Tensor, steps: float) -> Tensor:
-    """The code, a float32 number, that stands for 0 above the lowest values; 0 where the scale is 0."""
+def zero_point(lowest: Tensor, scale: Tensor, last: int) -> Tensor:
+    """The code, a float32 number from 0 to ``last``, that stands for 0 above the lowest values; 0 of a scale of 0."""
     import torch
 
-    return torch.where(scale == 0, 0.0, (-lowest / scale).round().clamp(0.0, steps))
+    return torch.where(scale == 0, 0.0, (-lowest / scale).round().clamp(0.0, last))
 
 
 def exponent(quotient: Tensor, rounding: str) -> Tensor:
@@ -111,9 +113,14 @@ def power_of_two(quotient: Tensor, rounding: str) -> Tensor:
 
 
 def store(dtype: str, scale: Tensor) -> Tensor:
-    """Float32 scales and zeros as elements of a type: rounded to even, saturating; float8 as uint8."""
+    """Float32 scales and zeros as elements of a type: rounded to even, saturating; float8 as uint8.
+
+    A power of two in one byte is the next one that is not below; 0 and what is negative are the smallest.
+    """
     import torch
 
+    if dtype == "float8_e8m0fnu":
+        return torch.where(scale > 0, mx.e8m0_byte(exponent(scale.double(), "ceil")), 0)
     if dtype in fp8.GRIDS:
         return fp8.encode(fp8.GRIDS[dtype], scale)
     if dtype == "uint8":
