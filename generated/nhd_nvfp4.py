@@ -842,6 +842,7 @@ def _append_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         key_scales_ptr
@@ -871,6 +872,7 @@ def _append_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         value_scales_ptr
@@ -936,6 +938,7 @@ def _append_key_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         key_scales_ptr
@@ -1001,6 +1004,7 @@ def _append_value_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         value_scales_ptr
@@ -1089,6 +1093,7 @@ def _append_positions_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         key_scales_ptr
@@ -1118,6 +1123,7 @@ def _append_positions_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         value_scales_ptr

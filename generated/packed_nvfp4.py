@@ -617,6 +617,7 @@ def _append_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         kv_cache_ptr
@@ -647,6 +648,7 @@ def _append_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         kv_cache_ptr
@@ -710,6 +712,7 @@ def _append_key_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         kv_cache_ptr
@@ -772,6 +775,7 @@ def _append_value_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         kv_cache_ptr
@@ -850,6 +854,7 @@ def _append_positions_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         kv_cache_ptr
@@ -880,6 +885,7 @@ def _append_positions_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
+    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, False)
     tl.store(
         kv_cache_ptr

@@ -7,6 +7,7 @@ aliases, merge keys and tags are refused: a layout needs none, and they are how 
 
 from __future__ import annotations
 
+import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -144,6 +145,8 @@ _TAB_INDENT = re.compile("^ *(\t)[ \t]*[^\\s]", re.MULTILINE)
 def read(path: Path | str) -> Source:
     """Read and parse a file; raises KvgenError where it cannot be read or is no YAML."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+            raise OSError("not a regular file")  # a pipe that nobody writes to would be waited for
         with open(path, "rb") as file:
             data = file.read(SIZE_LIMIT + 1)
     except (OSError, ValueError) as error:

@@ -71,6 +71,17 @@ def shown(value: object) -> str:
     return f"`{text}`" if len(text) <= 40 else f"`{text[:37]}...`"
 
 
+def spelled(value: object) -> str:
+    """A value as a message quotes it; a small list or mapping is written out on one line."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if not items or any(isinstance(item, list | dict) for item in items):
+        return shown(value)
+    words = [shown(item).strip("`") for item in items]
+    if isinstance(value, list):
+        return shown(f"[{', '.join(words)}]")
+    return shown("{" + ", ".join(f"{key}: {word}" for key, word in zip(value, words, strict=True)) + "}")
+
+
 def number(low: int, high: int = LARGEST, *words: str) -> tuple[PlainValidator, WithJsonSchema]:
     """Annotations of an integer from ``low`` to ``high``, or one of some words."""
     limits = f"an integer from {low} on" if high == LARGEST else f"an integer from {low} to {high}"
@@ -187,7 +198,7 @@ def _clamp(value: object) -> tuple[int, int]:
         if low < 0 < high:
             return low, high
     hint = "the smallest and the largest code: `[-127, 127]`"
-    raise fail("KV203", f"expected a negative and a positive integer, got {shown(value)}", hint)
+    raise fail("KV203", f"expected a negative and a positive integer, got {spelled(value)}", hint)
 
 
 def _floor(value: object) -> tuple[str, float]:
@@ -198,7 +209,7 @@ def _floor(value: object) -> tuple[str, float]:
         if on in ("amax", "scale") and _is_positive(number):
             return on, float(number)
     hint = f"`{{scale: 1.0e-6}}`, `{{amax: 1.0e-4}}`; numbers from {SMALLEST_FLOAT:.3g} on"
-    raise fail("KV203", f"expected a floor on `scale` or on `amax`, or `none`, got {shown(value)}", hint)
+    raise fail("KV203", f"expected a floor on `scale` or on `amax`, or `none`, got {spelled(value)}", hint)
 
 
 def _flag(value: object) -> bool:

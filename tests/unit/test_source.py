@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -141,9 +142,11 @@ def test_no_more_is_read_than_tells_that_it_is_too_much(monkeypatch: pytest.Monk
         read("layout.yaml")
 
 
-@pytest.mark.parametrize("what", ["folder", "missing", "nul"])
+@pytest.mark.parametrize("what", ["folder", "missing", "nul", "pipe", "device"])
 def test_files_that_cannot_be_read(what: str, tmp_path: Path):
-    path = {"folder": tmp_path, "missing": tmp_path / "no.yaml", "nul": "a\0b"}[what]
+    os.mkfifo(tmp_path / "pipe.yaml")
+    path = {"folder": tmp_path, "missing": tmp_path / "no.yaml", "nul": "a\0b", "pipe": tmp_path / "pipe.yaml"}
+    path = path.get(what, os.devnull)
     with pytest.raises(KvgenError) as caught:
         read(path)
     assert [d.code for d in caught.value.diagnostics] == ["KV101"]
