@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvgen.amount import Amount
-from kvgen.layout import Buffer, Holds, Layout, Pad, Place, leaves_of
+from kvgen.axes import Digit
+from kvgen.layout import Buffer, Field, Holds, Layout, Pad, Place, leaves_of
+from kvgen.packing import unpacked
 from kvgen.sizes import digit_size, place_strides, term
 
 WIDTH = 112
@@ -17,12 +19,16 @@ GAP = "…"
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One digit that a place repeats over; ``names`` are those of its two halves where it is ``kv``."""
+    """One digit that a place repeats over, ``label`` being how orders spell it.
+
+    ``names`` are those of its two halves where it is ``kv``.
+    """
 
     label: str
     size: Amount
     stride: Amount
     names: tuple[str, ...] = ()
+    digit: Digit | None = None
 
     def at(self, index: int) -> str:
         name = f" {self.names[index]}" if self.names else ""
@@ -49,11 +55,12 @@ def page(layout: Layout, buffer: Buffer) -> list[str]:
     Offsets count bytes from the start of the block, in a tensor with the smallest strides. An axis whose stride depends
     on the launch (``kv`` above ``block``, say) starts a count of its own.
     """
-    levels = _levels(layout, buffer.place, outside=("block", "layer"))
+    levels = levels_of(layout, buffer.place, outside=("block", "layer"))
     return _place(layout, levels, buffer.place, 0)
 
 
-def _levels(layout: Layout, place: Place, outside: Iterable[str] = ()) -> list[Level]:
+def levels_of(layout: Layout, place: Place, outside: Iterable[str] = ()) -> list[Level]:
+    """What a place repeats over, slowest first, without axes that are ``outside`` and digits of size one."""
     names = place.content.leaves if isinstance(place.content, Holds) else ()
     levels = []
     for dim, stride in zip(place.dims, place_strides(layout, place), strict=True):
@@ -63,7 +70,7 @@ def _levels(layout: Layout, place: Place, outside: Iterable[str] = ()) -> list[L
             size = digit_size(layout, digit)
             if digit.axis not in outside and size.value != 1:
                 halves = names if digit.axis == "kv" else ()
-                inner.insert(0, Level(term(layout, place, digit), size, below, halves))
+                inner.insert(0, Level(term(layout, place, digit), size, below, halves, digit))
             below *= size
         levels += inner
     return levels
@@ -72,24 +79,53 @@ def _levels(layout: Layout, place: Place, outside: Iterable[str] = ()) -> list[L
 def _place(layout: Layout, levels: Sequence[Level], place: Place, base: int) -> list[str]:
     """``place`` from byte ``base`` on, repeated over ``levels``."""
     if isinstance(place.content, Holds):
-        run = levels[-1] if levels and levels[-1].stride.value == place.content.itemsize else None
-        outer = levels[:-1] if run else levels
+        outer, run = split_run(place.content, levels)
         size = (run.size if run else Amount.of(1)) * place.content.itemsize
-        each = _run_text(place.content, run)
-        return [f"each cell: {each}", *_nest(outer, base, size)] if outer else _nest((), base, size, each)
+        each = _run_text(place, run)
+        lines = [f"each cell: {each}", *_nest(outer, base, size)] if outer else _nest((), base, size, each)
+        return lines + _shared_bytes(place.content, run)
     if not levels:
         return _record(layout, place, base)
     repeats = [f"each cell: a record of {place.pitch} bytes", *_nest(levels, base, Amount.of(place.pitch))]
     return repeats + _record(layout, place, 0)
 
 
-def _run_text(content: Holds, run: Level | None) -> str:
+def split_run(content: Holds, levels: Sequence[Level]) -> tuple[Sequence[Level], Level | None]:
+    """The levels without the fastest one, and that one, if its values lie side by side."""
+    if levels and levels[-1].stride.value == content.itemsize:
+        return levels[:-1], levels[-1]
+    return levels, None
+
+
+def codes_at(content: Holds, run: Level | None, byte: int) -> tuple[int, ...]:
+    """The dims, within their run, of the codes that share a byte of it: the first in the lowest bits."""
+    step = run.digit.div if run and run.digit.axis == content.pack.axis else 0
+    return tuple(byte * step + content.pack.div * i for i in range(content.pack.size))
+
+
+def _run_text(place: Place, run: Level | None) -> str:
+    content = place.content
     what = content.leaves[0] if len(content.leaves) == 1 else "values"
     item = f"{content.itemsize} byte{'s' * (content.itemsize > 1)}"
     if run is None:
         return f"{what}, {item}"
+    if content.pack:
+        return f"{what}, {run.size} bytes of {content.pack.size} codes"
     last = run.size + -1
     return f"{what}, {run.label} 0 {GAP} {last}, {item} each"
+
+
+def _shared_bytes(content: Holds, run: Level | None) -> list[str]:
+    """Which codes share the first bytes of a cell, and the last one; nothing where a code has bytes of its own."""
+    if not content.pack:
+        return []
+    bits = 8 // content.pack.size
+    shown = run.shown(4) if run else [0]
+    head = [f"bits {bits * i} – {bits * (i + 1) - 1}" for i in range(content.pack.size)]
+    rows = [[GAP] * len(head) if b is None else [f"dim {d}" for d in codes_at(content, run, b)] for b in shown]
+    labels = [GAP if b is None else f"byte {b}" for b in shown]
+    names = ", ".join(content.leaves)
+    return [f"bytes of {names}, {content.pack.size} codes each:", *_table([head, *rows], ["", *labels], header=True)]
 
 
 def _nest(levels: Sequence[Level], base: int, size: Amount, title: str = "", few: int = 2) -> list[str]:
@@ -170,24 +206,47 @@ def _box(title: str, lines: Sequence[str], corner: str) -> list[str]:
 def _record(layout: Layout, place: Place, base: int) -> list[str]:
     """The fields of a record side by side, and below them those that are more than a row of values."""
     columns, below = [], []
-    for field in place.content.fields:
-        start = base + field.offset
-        if isinstance(field.content, Pad):
-            fill = "" if field.content.fill is None else f" of {field.content.fill}"
-            columns.append(("pad" + fill, "", _range(start, Amount.of(field.content.size))))
+    for field in parts(place):
+        start, content = base + field.offset, field.content
+        columns.append(_column(layout, start, content))
+        if isinstance(content, Pad):
             continue
-        levels = _levels(layout, field.content)
-        name = ", ".join(leaves_of(field.content))
-        repeats = " ".join(f"{level.label} {level.size}" for level in levels)
-        columns.append((name, repeats, _range(start, Amount.of(field.content.size))))
-        if len(levels) > 1 or not isinstance(field.content.content, Holds):
-            below += ["", f"{name}, from byte {start}:", *_place(layout, levels, field.content, start)]
-    if place.pitch > place.content.size:
-        columns.append(("pad", "", _range(base + place.content.size, Amount.of(place.pitch - place.content.size))))
+        levels = levels_of(layout, content)
+        if len(levels) > 1 or not isinstance(content.content, Holds):
+            name = ", ".join(leaves_of(content))
+            below += ["", f"{name}, from byte {start}:", *_place(layout, levels, content, start)]
+        else:
+            below += _shared_bytes(content.content, levels[-1] if levels else None)
     lines = [f"record of {place.pitch} bytes"]
     for strip in _strips(columns):
         lines += _table([[column[i] for column in strip] for i in range(3)], ["", "", ""], header=False)
     return lines + below
+
+
+def parts(place: Place) -> Iterable[Field]:
+    """The fields of a record, and as paddings the gaps that alignment leaves between and after them."""
+    end = 0
+    for field in place.content.fields:
+        if field.offset > end:
+            yield Field(end, Pad(field.offset - end))
+        yield field
+        end = field.offset + field.content.size
+    if place.pitch > end:
+        yield Field(end, Pad(place.pitch - end))
+
+
+def _column(layout: Layout, start: int, content: Place | Pad) -> tuple[str, str, str]:
+    extent = _range(start, Amount.of(content.size))
+    if isinstance(content, Pad):
+        return ("pad" if content.fill is None else f"pad of {content.fill}", "", extent)
+    return ", ".join(leaves_of(content)), _repeats(layout, content), extent
+
+
+def _repeats(layout: Layout, place: Place) -> str:
+    """``slot 64 dim 128``: what a field repeats over, counted in values."""
+    digits = [digit for dim in unpacked(place) for digit in dim.digits]
+    sizes = [(term(layout, place, digit), digit_size(layout, digit)) for digit in digits]
+    return " ".join(f"{name} {size}" for name, size in sizes if size.value != 1)
 
 
 def _strips(columns: Sequence[tuple[str, str, str]]) -> Iterable[list[tuple[str, str, str]]]:

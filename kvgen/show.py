@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvgen import picture, sizes
@@ -14,9 +15,18 @@ from kvgen.lower import SLOT_NUMBER, coalesce, lower
 from kvgen.plan import Step, View
 
 
-def formulas(layout: Layout) -> dict[str, dict[str, str]]:
-    """For each buffer the address of everything stored in it, in elements of the tensor."""
-    found: dict[str, dict[str, str]] = {buffer.name: {} for buffer in layout.buffers}
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """Where something lies: its address in elements of the tensor, and its first bit where codes share a byte."""
+
+    address: str
+    first_bit: str = ""
+    bits: int = 0
+
+
+def formulas(layout: Layout) -> dict[str, dict[str, Formula]]:
+    """For each buffer where everything stored in it lies."""
+    found: dict[str, dict[str, Formula]] = {buffer.name: {} for buffer in layout.buffers}
     for plan in lower(layout):
         for copy in plan.copies:
             views = {"": plan.cache_view(copy), ".scale": copy.scale, ".zero": copy.zero}
@@ -46,7 +56,7 @@ def pool(layout: Layout, layers: int | None, tokens: int) -> dict[str, Any]:
 
 def describe(layout: Layout, layers: int | None = None, tokens: int | None = None) -> dict[str, Any]:
     """Everything ``show`` knows, for programs: numbers where they are known, else their formula as a string."""
-    addresses = formulas(layout)
+    found = formulas(layout)
     result: dict[str, Any] = {
         "name": layout.name,
         "summary": layout.summary,
@@ -54,7 +64,7 @@ def describe(layout: Layout, layers: int | None = None, tokens: int | None = Non
         "contiguous": layout.contiguous,
         "layers": layout.layers and (layout.layers.extent or "dynamic"),
         "streams": [_stream(layout, stream) for stream in layout.streams],
-        "buffers": [_buffer(layout, buffer, addresses[buffer.name]) for buffer in layout.buffers],
+        "buffers": [_buffer(layout, buffer, found[buffer.name]) for buffer in layout.buffers],
         "bytes_per_token": sizes.token_bytes(layout).plain,
     }
     if tokens is not None:
@@ -66,10 +76,7 @@ def text(layout: Layout, layers: int | None = None, tokens: int | None = None) -
     """The same for people, with a picture of one page of each buffer."""
     facts = describe(layout, layers, tokens)
     lines = [f"{layout.name}: {layout.summary}" if layout.summary else layout.name, ""]
-    for stream in facts["streams"]:
-        extents = ", ".join(f"{axis} {extent}" for axis, extent in stream["axes"].items())
-        stored = f", stored as {stream['stored']}" if stream["stored"] else ""
-        lines.append(f"{stream['name']:<10} [token, {extents}]  {' or '.join(stream['dtypes'])}{stored}")
+    lines += [stream_line(stream) for stream in facts["streams"]]
     unit = "max_seq_len" if layout.contiguous else "block_size"
     lines.append(f"{unit:<10} {'dynamic' if layout.block_size is None else layout.block_size}")
     per_token = facts["bytes_per_token"]
@@ -79,6 +86,13 @@ def text(layout: Layout, layers: int | None = None, tokens: int | None = None) -
     if "pool" in facts:
         lines += ["", _pool_line(layout, facts["pool"])]
     return "\n".join(lines) + "\n"
+
+
+def stream_line(facts: dict[str, Any]) -> str:
+    """What is handed in for a stream and how it is stored, from what ``describe`` says of it."""
+    extents = ", ".join(f"{axis} {extent}" for axis, extent in facts["axes"].items())
+    stored = f", stored as {facts['stored']}" if facts["stored"] else ""
+    return f"{facts['name']:<10} [token, {extents}]  {' or '.join(facts['dtypes'])}{stored}"
 
 
 def _stream(layout: Layout, stream: Stream) -> dict[str, Any]:
@@ -96,7 +110,8 @@ def _stored(layout: Layout, stream: Stream) -> str | None:
     return f"{encoding.mode} with a {kind} scale per {per(layout, scale) or 'tensor'}{refused}"
 
 
-def _buffer(layout: Layout, buffer: Buffer, addresses: dict[str, str]) -> dict[str, Any]:
+def _buffer(layout: Layout, buffer: Buffer, formulas: dict[str, Formula]) -> dict[str, Any]:
+    shared = {name: {"bits": f.bits, "first": f.first_bit} for name, f in formulas.items() if f.bits}
     return {
         "name": buffer.name,
         "order": sizes.order(layout, buffer.place),
@@ -104,7 +119,8 @@ def _buffer(layout: Layout, buffer: Buffer, addresses: dict[str, str]) -> dict[s
         "strides": [stride.plain for stride in sizes.strides(layout, buffer)],
         "element_bytes": buffer.unit,
         "dtypes": list(buffer.dtypes),
-        "addresses": addresses,
+        "addresses": {name: formula.address for name, formula in formulas.items()},
+        **({"bits": shared} if shared else {}),
         "page_bytes": sizes.page_bytes(layout, buffer).plain,
         "bytes_per_token": sizes.token_bytes(layout, buffer).plain,
     }
@@ -121,7 +137,10 @@ def _buffer_lines(layout: Layout, buffer: Buffer, facts: dict[str, Any]) -> list
         f"  bytes    {facts['page_bytes']} a {name}, {facts['bytes_per_token']} a token",
     ]
     width = max(map(len, ("strides ", *facts["addresses"])))
-    lines += [f"  {name:<{width}} {formula}" for name, formula in facts["addresses"].items()]
+    for name, address in facts["addresses"].items():
+        bits = facts.get("bits", {}).get(name)
+        inside = f", {bits['bits']} bits from bit {bits['first']} on" if bits else ""
+        lines.append(f"  {name:<{width}} {address}{inside}")
     return [*lines, "", *(f"  {line}".rstrip() for line in picture.page(layout, buffer))]
 
 
@@ -135,9 +154,13 @@ def _pool_line(layout: Layout, facts: dict[str, Any]) -> str:
     return f"pool: {facts['tokens']} tokens{blocks} in {facts['layers']} layer{plural}: {total} bytes{human}"
 
 
-def _formula(layout: Layout, stream: str, view: View) -> str:
+def _formula(layout: Layout, stream: str, view: View) -> Formula:
     terms = [view.tensor, *(_step(layout, stream, step) for step in coalesce(layout, view.steps))]
-    return " + ".join([*terms, str(view.offset)] if view.offset else terms)
+    address = " + ".join([*terms, str(view.offset)] if view.offset else terms)
+    if view.pack is None:
+        return Formula(address)
+    bits = 8 // view.pack.size
+    return Formula(address, f"{_digit(layout, stream, view.pack)} * {bits}", bits)
 
 
 def _step(layout: Layout, stream: str, step: Step) -> str:

@@ -136,10 +136,16 @@ def test_check_names_the_page_that_is_out_of_date(tmp_path: Path, monkeypatch: p
     assert make_docs.main([]) == 0
     assert make_docs.main(["--check"]) == 0
     (tmp_path / "errors.md").write_text("old")
+    (tmp_path / "gallery" / "gone.svg").write_text("")
     capsys.readouterr()
     assert make_docs.main(["--check"]) == 1
-    assert capsys.readouterr().err == "docs/errors.md is out of date: `python tools/make_docs.py` writes it\n"
+    assert capsys.readouterr().err == (
+        "docs/errors.md is out of date: `python tools/make_docs.py` writes it\n"
+        "docs/gallery/gone.svg belongs to no layout: `python tools/make_docs.py` removes it\n"
+    )
     assert (tmp_path / "errors.md").read_text() == "old"
+    assert make_docs.main([]) == 0
+    assert not (tmp_path / "gallery" / "gone.svg").exists()
     assert make_docs.main(["--chek"]) == 2
 
 

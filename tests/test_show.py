@@ -48,6 +48,13 @@ buffers:
   key_cache: {holds: key, order: block head//2 slot//3 dim//4 head%2 slot%3 dim%4}
   value_cache: {holds: value, order: block dim//3 slot head dim%3}
 """
+CODES = """
+name: nibbles
+axes: {{head: 2, dim: 32}}
+block_size: 4
+streams: {{key: {{quant: {{mode: int4, scale: {{per: [], source: static}}}}}}}}
+buffers: {{cache: {{holds: key, order: {order}}}}}
+"""
 LAYERED = """
 name: layered
 axes: {head: 2, dim: 4}
@@ -269,6 +276,41 @@ def test_picture_of_a_planar_page():
         slot 0 │ 40 – 47 │ 48 – 55 │
         slot 1 │ 56 – 63 │ 64 – 71 │
                └─────────┴─────────┘""")
+
+
+def test_picture_of_codes_that_share_a_byte():
+    text = CODES.format(order="block slot head dim")
+    assert drawn(text) == dedent("""\
+        each cell: key, 16 bytes of 2 codes
+                  head 0     head 1
+               ┌──────────┬───────────┐
+        slot 0 │  0 – 15  │  16 – 31  │
+        slot 1 │ 32 – 47  │  48 – 63  │
+        slot 2 │ 64 – 79  │  80 – 95  │
+        slot 3 │ 96 – 111 │ 112 – 127 │
+               └──────────┴───────────┘
+        bytes of key, 2 codes each:
+                  bits 0 – 3   bits 4 – 7
+                ┌────────────┬────────────┐
+        byte 0  │   dim 0    │   dim 1    │
+        byte 1  │   dim 2    │   dim 3    │
+        …       │     …      │     …      │
+        byte 15 │   dim 30   │   dim 31   │
+                └────────────┴────────────┘""")
+    assert "byte 15 │   dim 15   │   dim 31   │" in drawn(CODES.format(order="block slot head dim%16 dim//16"))
+
+
+def test_codes_that_share_a_byte_have_bits():
+    (buffer,) = described(CODES.format(order="block slot head dim%16 dim//16"))["buffers"]
+    assert buffer["addresses"]["key"].endswith("+ head * stride(2) + (dim % 16) * stride(3)")
+    assert buffer["bits"] == {"key": {"bits": 4, "first": "(dim // 16) * 4"}}
+    layout = load_text(CODES.format(order="block slot head dim"), "layout.yaml")
+    assert "+ (dim // 2), 4 bits from bit (dim % 2) * 4 on\n" in show.text(layout)
+
+
+def test_picture_of_gaps_that_alignment_leaves():
+    text = RECORD.replace("fields: [key, value,", "fields: [key, {holds: value, align: 8},")
+    assert "│ 0 – 9 │ 10 – 15 │ 16 – 21 │ 22 – 23  │ 24 – 31 │" in drawn(text)
 
 
 def test_picture_of_an_axis_known_only_at_launch():

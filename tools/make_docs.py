@@ -1,4 +1,4 @@
-"""Write docs/gallery.md from the shipped layouts and docs/errors.md from the catalogue of diagnostics.
+"""Write docs/gallery.md and its pictures from the shipped layouts, docs/errors.md from the catalogue of diagnostics.
 
     python tools/make_docs.py           writes them
     python tools/make_docs.py --check   writes nothing; exits 1 and names what is out of date
@@ -9,6 +9,7 @@ Neither torch nor triton is needed.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,6 +19,7 @@ from kvgen import show  # noqa: E402
 from kvgen.catalog import Entry  # noqa: E402
 from kvgen.cli.codes import ENTRIES, ENVIRONMENT  # noqa: E402
 from kvgen.diagnostics import KvgenError, render_text  # noqa: E402
+from kvgen.figure import figure  # noqa: E402
 from kvgen.layout import Layout, Record, leaves_of  # noqa: E402
 from kvgen.resolve import load, load_text  # noqa: E402
 
@@ -79,12 +81,13 @@ def gallery() -> str:
         "",
         "# Gallery",
         "",
-        "The layouts that come with kvgen: the YAML, and what `kvgen show NAME` prints above the canonical YAML.",
-        "Sizes are examples; `kvgen new MINE --like NAME` starts from a copy. Numbers in a picture count bytes from",
-        "the start of the block (or request), in tensors with the smallest strides.",
+        "The layouts that come with kvgen: the YAML, the picture that `kvgen show NAME --svg` draws, and what",
+        "`kvgen show NAME` prints above the canonical YAML. Sizes are examples; `kvgen new MINE --like NAME` starts",
+        "from a copy. Numbers in a picture count bytes from the start of the tensor, with the smallest strides: the",
+        "first byte of a box stands in its upper left corner, the last one in the lower right.",
         "",
     ]
-    layouts = {path.stem: (path, load(path)) for path in sorted(LAYOUTS.glob("*.yaml"))}
+    layouts = {path.stem: (path, load(path)) for path in _layouts()}
     lines += ["| layout | buffers | order | bytes a token and layer |", "|---|---|---|---|"]
     lines += [_row(layout) for _, layout in layouts.values()]
     for name, (path, layout) in layouts.items():
@@ -110,7 +113,13 @@ def _section(path: Path, layout: Layout, found: str | None) -> list[str]:
     picture = show.text(layout).rstrip().splitlines()[2:]  # the first line is the summary
     where = ["", f"Where it is found: {found}"] if found else []
     head = [f"## {layout.name}", "", layout.summary, *where, ""]
-    return [*head, "```yaml", *text, "```", "", "```text", *picture, "```"]
+    drawn = ["", f"![A page of {layout.name}, byte by byte](gallery/{layout.name}.svg)", ""]
+    details = ["<details><summary>in characters</summary>", "", "```text", *picture, "```", "", "</details>"]
+    return [*head, "```yaml", *text, "```", *drawn, *details]
+
+
+def _layouts() -> list[Path]:
+    return sorted(LAYOUTS.glob("*.yaml"))
 
 
 def errors() -> str:
@@ -157,8 +166,9 @@ def _said(code: str, example: str) -> list[str]:
     raise AssertionError(f"the example of {code} is no mistake")
 
 
-PAGES = {"gallery.md": gallery, "errors.md": errors}
-"""The pages that are written, and what writes them."""
+PAGES: dict[str, Callable[[], str]] = {"gallery.md": gallery, "errors.md": errors}
+PAGES |= {f"gallery/{path.stem}.svg": lambda path=path: figure(load(path)) for path in _layouts()}
+"""The files below docs/ that are written, and what writes them."""
 
 
 def main(arguments: list[str]) -> int:
@@ -174,8 +184,19 @@ def main(arguments: list[str]) -> int:
             print(f"docs/{name} is out of date: `python tools/make_docs.py` writes it", file=sys.stderr)
             stale = 1
         else:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8", newline="\n")
             print(f"wrote docs/{name}")
+    for path in sorted(set((DOCS / "gallery").glob("*.svg")) - {DOCS / name for name in PAGES}):
+        if arguments:
+            print(
+                f"docs/gallery/{path.name} belongs to no layout: `python tools/make_docs.py` removes it",
+                file=sys.stderr,
+            )
+            stale = 1
+        else:
+            path.unlink()
+            print(f"removed docs/gallery/{path.name}")
     return stale
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,19 +19,25 @@ class ShowFormat(StrEnum):
 
 def show(
     layout: Annotated[str, typer.Argument(help="A layout's file, or the name of a shipped layout.")],
+    file: Annotated[Path | None, typer.Argument(help="With --svg: the file to write.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Layers of the pool whose size is shown.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of the pool whose size is shown.")] = None,
     output_format: Annotated[ShowFormat, typer.Option("--output-format", help="For people or for programs.")] = (
         ShowFormat.TEXT
     ),
+    svg: Annotated[bool, typer.Option("--svg", help="Draw it as SVG, for FILE or on the output.")] = False,
 ) -> None:
     """Show a layout: shapes, strides, addresses, sizes, a picture of one page, and its canonical YAML."""
     from kvgen import show as shown
     from kvgen.canonical import canonical
 
+    if file is not None and not svg:
+        raise typer.BadParameter("a file is written with --svg only", param_hint="FILE")
     ((_, loaded),) = load_all([layout_path(layout)])
     _check_layers(loaded, layers)
-    if output_format is ShowFormat.JSON:
+    if svg:
+        _draw(loaded, file)
+    elif output_format is ShowFormat.JSON:
         typer.echo(json.dumps(shown.describe(loaded, layers, tokens) | {"canonical": canonical(loaded)}, indent=2))
     else:
         typer.echo(f"{shown.text(loaded, layers, tokens)}\n{canonical(loaded).rstrip()}")
@@ -40,3 +47,14 @@ def _check_layers(layout, layers: int | None) -> None:
     own = layout.layers and layout.layers.extent
     if own and layers not in (None, own):
         raise typer.BadParameter(f"{layout.name} has {own} layers", param_hint="--layers")
+
+
+def _draw(layout, file: Path | None) -> None:
+    from kvgen.emit.write import write_files
+    from kvgen.figure import figure
+
+    if file is None:
+        typer.echo(figure(layout), nl=False)
+    else:
+        write_files(file.parent, {file.name: figure(layout)})
+        typer.echo(f"wrote {file.as_posix()}")
