@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.emit import render_all, render_layout
+from kvgen.emit.describe import describe
 from kvgen.resolve import load, load_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,3 +127,67 @@ def test_committed_modules_are_what_the_layouts_give(texts: dict[str, str]) -> N
     committed = {path.name: path.read_text() for path in (ROOT / "generated").glob("*.py")}
     assert committed.keys() == texts.keys()
     assert [name for name in texts if committed[name] != texts[name]] == []
+
+
+ENCODED = """
+name: encoded
+axes: {head: 2, dim: 64, layer: dynamic}
+block_size: 16
+streams:
+  key: {quant: {mode: nvfp4}}
+  value: {quant: {mode: int8, round: away, scale: {per: head, source: static, given: inverse, arithmetic: multiply}}}
+  extra:
+    dim: 32
+    head: none
+    quant: {mode: int4_asymmetric, zero: {kind: point}, scale: {per: token, dtype: float32, floor: {amax: 0.5}}}
+  plain: {dtype: float32, store: float16}
+buffers:
+  cache:
+    order: block layer slot
+    fields: [{key: head dim}, {key.scale: head dim//16}, {value: head dim}, extra, extra.scale, extra.zero, {plain: head dim}]
+slots: {dtype: int32, skip: 0, remap: window, shard: {world: 4, interleave: 2}}
+"""
+
+
+def test_a_module_says_what_its_layout_is() -> None:
+    facts = describe(load_text(ENCODED))
+    assert facts["num_layers"] is None
+    assert facts["slots"] == {"dtype": "int32", "skip": 0, "remap": "window", "shard": {"world": 4, "interleave": 2}}
+    encodings = {name: stream["encoding"] for name, stream in facts["streams"].items()}
+    outer = {"per": [], "argument": "key_scale_scale", "dtype": "float32"}
+    assert encodings["key"] == {
+        "mode": "nvfp4",
+        "code": "e2m1",
+        "scale": {
+            "per": ["token", "head", "dim//16"],
+            "source": "dynamic",
+            "stored": "key.scale",
+            "dtype": "float8_e4m3fn",
+            "grid": "any",
+            "range": 6.0,
+            "encode": "stored",
+            "arithmetic": "divide",
+            "scale": outer,
+        },
+    }
+    assert encodings["value"] == {
+        "mode": "int8",
+        "code": "int8",
+        "round": "away",
+        "clamp": [-127, 127],
+        "scale": {
+            "per": ["head"],
+            "source": "static",
+            "argument": "value_scale",
+            "dtype": "float32",
+            "given": "inverse",
+            "arithmetic": "multiply",
+        },
+    }
+    assert encodings["extra"]["zero"] == {"kind": "point", "dtype": "uint8", "stored": "extra.zero"}
+    assert encodings["extra"]["scale"]["floor"] == {"amax": 0.5}
+    assert encodings["plain"] == {"mode": "cast", "code": "float16"}
+    assert ast.literal_eval(repr(facts)) == facts
+    plain = describe(load(ROOT / "layouts" / "contiguous_nhd.yaml"))
+    assert plain["contiguous"]
+    assert plain["streams"]["key"]["encoding"] is None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from kvgen import sizes
+from kvgen.emit.describe import describe
 from kvgen.emit.docs import module_doc
 from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
@@ -106,28 +105,6 @@ def build_module(layout: Layout) -> Module:
         indexed=layout.layers is not None or layout.slots.shard is not None,
         stride_unit=any(kernel.stride_unit > 1 for kernel in kernels),
     )
-
-
-def describe(layout: Layout) -> dict[str, Any]:
-    """The layout as plain data, for programs that use the module."""
-    return {
-        "name": layout.name,
-        "summary": layout.summary,
-        "block_size": layout.block_size,
-        "num_layers": layout.layers.extent if layout.layers else None,
-        "streams": {
-            s.name: {"axes": {a.name: a.extent for a in s.axes}, "dtypes": list(s.dtypes)} for s in layout.streams
-        },
-        "buffers": {
-            b.name: {
-                "order": sizes.order(layout, b.place),
-                "holds": list(leaves_of(b.place)),
-                "dtypes": list(b.dtypes),
-                "bytes_per_token": str(sizes.token_bytes(layout, b)),
-            }
-            for b in layout.buffers
-        },
-    }
 
 
 def _constants(layout: Layout) -> list[tuple[str, str]]:
