@@ -41,10 +41,11 @@ LAYOUT = {
     "name": "contiguous_hnd",
     "summary": "One stretch of positions per request and head, K and V apart: plain PyTorch serving, HF static cache.",
     "block_size": 4096,
+    "contiguous": True,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
+        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
     },
     "buffers": {
         "key_cache": {
@@ -60,6 +61,7 @@ LAYOUT = {
             "bytes_per_token": "2048",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

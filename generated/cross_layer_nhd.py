@@ -39,10 +39,11 @@ LAYOUT = {
     "name": "cross_layer_nhd",
     "summary": "One block for all layers, rows of K and V, slots before heads.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
+        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
     },
     "buffers": {
         "kv_cache": {
@@ -52,6 +53,7 @@ LAYOUT = {
             "bytes_per_token": "4096",
         }
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

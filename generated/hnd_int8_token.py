@@ -47,10 +47,51 @@ LAYOUT = {
     "name": "hnd_int8_token",
     "summary": "HND pages in int8, a scale for each token, which all heads share.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int8",
+                "code": "int8",
+                "round": "even",
+                "clamp": [-127, 127],
+                "scale": {
+                    "per": ["token"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float32",
+                    "grid": "any",
+                    "range": 127.0,
+                    "floor": {"scale": 1e-06},
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int8",
+                "code": "int8",
+                "round": "even",
+                "clamp": [-127, 127],
+                "scale": {
+                    "per": ["token"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float32",
+                    "grid": "any",
+                    "range": 127.0,
+                    "floor": {"scale": 1e-06},
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {"order": "block head slot dim", "holds": ["key"], "dtypes": ["int8"], "bytes_per_token": "1024"},
@@ -68,6 +109,7 @@ LAYOUT = {
             "bytes_per_token": "4",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

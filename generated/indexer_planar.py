@@ -37,11 +37,33 @@ LAYOUT = {
     "name": "indexer_planar",
     "summary": "Keys of a sparse indexer, all codes of a page first, then all its scales: DeepSeek V3.2.",
     "block_size": 64,
+    "contiguous": False,
     "num_layers": None,
-    "streams": {"key": {"axes": {"dim": 128}, "dtypes": ["bfloat16", "float16"]}},
+    "streams": {
+        "key": {
+            "axes": {"dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["token"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float32",
+                    "grid": "any",
+                    "range": 448.0,
+                    "floor": {"amax": 0.0001},
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        }
+    },
     "buffers": {
         "index_cache": {"order": "block", "holds": ["key", "key.scale"], "dtypes": ["uint8"], "bytes_per_token": "132"}
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

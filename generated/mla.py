@@ -39,10 +39,11 @@ LAYOUT = {
     "name": "mla",
     "summary": "One row of 512 latent and 64 rope values per token, shared by all heads: DeepSeek V2 and V3.",
     "block_size": 64,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "latent": {"axes": {"dim": 512}, "dtypes": ["bfloat16", "float16"]},
-        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"]},
+        "latent": {"axes": {"dim": 512}, "dtypes": ["bfloat16", "float16"], "encoding": None},
+        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"], "encoding": None},
     },
     "buffers": {
         "cache": {
@@ -52,6 +53,7 @@ LAYOUT = {
             "bytes_per_token": "1152",
         }
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -43,10 +43,11 @@ LAYOUT = {
     "name": "mla_assembled",
     "summary": "Latent and rope in the key pool, the latent and zeros in the value pool: MLA for engines with both pools.",
     "block_size": 64,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "latent": {"axes": {"dim": 512}, "dtypes": ["bfloat16", "float16"]},
-        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"]},
+        "latent": {"axes": {"dim": 512}, "dtypes": ["bfloat16", "float16"], "encoding": None},
+        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"], "encoding": None},
     },
     "buffers": {
         "key_cache": {
@@ -62,6 +63,7 @@ LAYOUT = {
             "bytes_per_token": "1152",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

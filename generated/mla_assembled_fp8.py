@@ -43,10 +43,41 @@ LAYOUT = {
     "name": "mla_assembled_fp8",
     "summary": "Latent and rope in the key pool, the latent and zeros in the value pool, in fp8 e4m3, a scale for each part.",
     "block_size": 64,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "latent": {"axes": {"dim": 512}, "dtypes": ["bfloat16", "float16"]},
-        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"]},
+        "latent": {
+            "axes": {"dim": 512},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": [],
+                    "source": "static",
+                    "argument": "latent_scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "rope": {
+            "axes": {"dim": 64},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": [],
+                    "source": "static",
+                    "argument": "rope_scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {
@@ -62,6 +93,7 @@ LAYOUT = {
             "bytes_per_token": "576",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

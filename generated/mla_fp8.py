@@ -39,10 +39,41 @@ LAYOUT = {
     "name": "mla_fp8",
     "summary": "One row of 512 latent and 64 rope values in fp8 e4m3 per token, shared by all heads, a scale for each part.",
     "block_size": 64,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "latent": {"axes": {"dim": 512}, "dtypes": ["bfloat16", "float16"]},
-        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"]},
+        "latent": {
+            "axes": {"dim": 512},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": [],
+                    "source": "static",
+                    "argument": "latent_scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "rope": {
+            "axes": {"dim": 64},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": [],
+                    "source": "static",
+                    "argument": "rope_scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "cache": {
@@ -52,6 +83,7 @@ LAYOUT = {
             "bytes_per_token": "576",
         }
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

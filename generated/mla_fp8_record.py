@@ -40,10 +40,30 @@ LAYOUT = {
     "name": "mla_fp8_record",
     "summary": "656 bytes a token, 512 latent values in fp8, 4 scales, 64 rope values as they come: FlashMLA, vLLM fp8_ds_mla.",
     "block_size": 64,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "latent": {"axes": {"dim": 512}, "dtypes": ["bfloat16", "float16"]},
-        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"]},
+        "latent": {
+            "axes": {"dim": 512},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["token", "dim//128"],
+                    "source": "dynamic",
+                    "stored": "latent.scale",
+                    "dtype": "float32",
+                    "grid": "pow2",
+                    "exponent": "ceil",
+                    "range": 448.0,
+                    "floor": {"scale": 0.0001},
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"], "encoding": None},
     },
     "buffers": {
         "cache": {
@@ -53,6 +73,7 @@ LAYOUT = {
             "bytes_per_token": "656",
         }
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

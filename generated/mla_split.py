@@ -41,10 +41,11 @@ LAYOUT = {
     "name": "mla_split",
     "summary": "Latent and rope values of a token in pools of their own: FlashInfer MLA.",
     "block_size": 64,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "latent": {"axes": {"dim": 512}, "dtypes": ["bfloat16", "float16"]},
-        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"]},
+        "latent": {"axes": {"dim": 512}, "dtypes": ["bfloat16", "float16"], "encoding": None},
+        "rope": {"axes": {"dim": 64}, "dtypes": ["bfloat16", "float16"], "encoding": None},
     },
     "buffers": {
         "latent_cache": {
@@ -60,6 +61,7 @@ LAYOUT = {
             "bytes_per_token": "128",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -41,10 +41,26 @@ LAYOUT = {
     "name": "nhd_bf16k_fp8v",
     "summary": "NHD pages with K as it comes and V in fp8 e4m3 with one scale.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": [],
+                    "source": "static",
+                    "argument": "value_scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {
@@ -60,6 +76,7 @@ LAYOUT = {
             "bytes_per_token": "1024",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -47,10 +47,41 @@ LAYOUT = {
     "name": "nhd_fp8_block_head",
     "summary": "NHD pages in fp8 e4m3, a static scale for each block and head, beside the codes.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["block", "head"],
+                    "source": "static",
+                    "stored": "key.scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["block", "head"],
+                    "source": "static",
+                    "stored": "value.scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {
@@ -73,6 +104,7 @@ LAYOUT = {
             "bytes_per_token": "2",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -41,10 +41,41 @@ LAYOUT = {
     "name": "nhd_fp8_tensor",
     "summary": "FlashAttention NHD pages in fp8 e4m3, one scale each for K and V: vLLM, FlashInfer, tokenspeed.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": [],
+                    "source": "static",
+                    "argument": "key_scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": [],
+                    "source": "static",
+                    "argument": "value_scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {
@@ -60,6 +91,7 @@ LAYOUT = {
             "bytes_per_token": "1024",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -47,10 +47,47 @@ LAYOUT = {
     "name": "nhd_fp8_token_head",
     "summary": "NHD pages in fp8 e4m3, a scale for each token and head in buffers beside: vLLM, TensorRT-LLM.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["token", "head"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float32",
+                    "grid": "any",
+                    "range": 448.0,
+                    "floor": {"scale": 1e-06},
+                    "encode": "stored",
+                    "arithmetic": "multiply",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["token", "head"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float32",
+                    "grid": "any",
+                    "range": 448.0,
+                    "floor": {"scale": 1e-06},
+                    "encode": "stored",
+                    "arithmetic": "multiply",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {
@@ -78,6 +115,7 @@ LAYOUT = {
             "bytes_per_token": "32",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -47,10 +47,49 @@ LAYOUT = {
     "name": "nhd_int4",
     "summary": "NHD pages in int4, two codes a byte, with a float16 scale for each 32 values of a token and head.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int4",
+                "code": "int4",
+                "round": "even",
+                "clamp": [-7, 7],
+                "scale": {
+                    "per": ["token", "head", "dim//32"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float16",
+                    "grid": "any",
+                    "range": 7.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int4",
+                "code": "int4",
+                "round": "even",
+                "clamp": [-7, 7],
+                "scale": {
+                    "per": ["token", "head", "dim//32"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float16",
+                    "grid": "any",
+                    "range": 7.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {"order": "block slot head dim", "holds": ["key"], "dtypes": ["uint8"], "bytes_per_token": "512"},
@@ -73,6 +112,7 @@ LAYOUT = {
             "bytes_per_token": "64",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

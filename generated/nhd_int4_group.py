@@ -42,10 +42,51 @@ LAYOUT = {
     "name": "nhd_int4_group",
     "summary": "KIVI: int4 with a minimum, keys per channel over 32 tokens (read only), values per token over 32 dims.",
     "block_size": 64,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int4_asymmetric",
+                "code": "uint4",
+                "round": "even",
+                "clamp": [0, 15],
+                "zero": {"kind": "minimum", "dtype": "float16", "stored": "key.zero"},
+                "scale": {
+                    "per": ["token//32", "head", "dim"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float16",
+                    "grid": "any",
+                    "range": 15.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int4_asymmetric",
+                "code": "uint4",
+                "round": "even",
+                "clamp": [0, 15],
+                "zero": {"kind": "minimum", "dtype": "float16", "stored": "value.zero"},
+                "scale": {
+                    "per": ["token", "head", "dim//32"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float16",
+                    "grid": "any",
+                    "range": 15.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {"order": "block slot head dim", "holds": ["key"], "dtypes": ["uint8"], "bytes_per_token": "512"},
@@ -68,6 +109,7 @@ LAYOUT = {
             "bytes_per_token": "128",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

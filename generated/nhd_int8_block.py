@@ -47,10 +47,45 @@ LAYOUT = {
     "name": "nhd_int8_block",
     "summary": "NHD pages in int8, a static scale for each block, beside the codes.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int8",
+                "code": "int8",
+                "round": "even",
+                "clamp": [-127, 127],
+                "scale": {
+                    "per": ["block"],
+                    "source": "static",
+                    "stored": "key.scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int8",
+                "code": "int8",
+                "round": "even",
+                "clamp": [-127, 127],
+                "scale": {
+                    "per": ["block"],
+                    "source": "static",
+                    "stored": "value.scale",
+                    "dtype": "float32",
+                    "given": "scale",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {"order": "block slot head dim", "holds": ["key"], "dtypes": ["int8"], "bytes_per_token": "1024"},
@@ -63,6 +98,7 @@ LAYOUT = {
         "key_scales": {"order": "block", "holds": ["key.scale"], "dtypes": ["float32"], "bytes_per_token": "0.25"},
         "value_scales": {"order": "block", "holds": ["value.scale"], "dtypes": ["float32"], "bytes_per_token": "0.25"},
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

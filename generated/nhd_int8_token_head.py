@@ -47,10 +47,51 @@ LAYOUT = {
     "name": "nhd_int8_token_head",
     "summary": "NHD pages in int8, a scale for each token and head in buffers beside: vLLM, rounding half away from zero.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int8",
+                "code": "int8",
+                "round": "away",
+                "clamp": [-127, 127],
+                "scale": {
+                    "per": ["token", "head"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float32",
+                    "grid": "any",
+                    "range": 127.0,
+                    "floor": {"scale": 1e-06},
+                    "encode": "stored",
+                    "arithmetic": "multiply",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "int8",
+                "code": "int8",
+                "round": "away",
+                "clamp": [-127, 127],
+                "scale": {
+                    "per": ["token", "head"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float32",
+                    "grid": "any",
+                    "range": 127.0,
+                    "floor": {"scale": 1e-06},
+                    "encode": "stored",
+                    "arithmetic": "multiply",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {"order": "block slot head dim", "holds": ["key"], "dtypes": ["int8"], "bytes_per_token": "1024"},
@@ -73,6 +114,7 @@ LAYOUT = {
             "bytes_per_token": "32",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

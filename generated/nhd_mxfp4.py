@@ -47,10 +47,47 @@ LAYOUT = {
     "name": "nhd_mxfp4",
     "summary": "NHD pages in mxfp4, e2m1 with a power of two for each 32 values: SGLang, tokenspeed.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "mxfp4",
+                "code": "e2m1",
+                "scale": {
+                    "per": ["token", "head", "dim//32"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float8_e8m0fnu",
+                    "grid": "pow2",
+                    "exponent": "ceil",
+                    "range": 6.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "mxfp4",
+                "code": "e2m1",
+                "scale": {
+                    "per": ["token", "head", "dim//32"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float8_e8m0fnu",
+                    "grid": "pow2",
+                    "exponent": "ceil",
+                    "range": 6.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {"order": "block slot head dim", "holds": ["key"], "dtypes": ["uint8"], "bytes_per_token": "512"},
@@ -73,6 +110,7 @@ LAYOUT = {
             "bytes_per_token": "32",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -47,10 +47,47 @@ LAYOUT = {
     "name": "nhd_mxfp8",
     "summary": "NHD pages in mxfp8, e4m3 with a power of two for each 32 values: SGLang, tokenspeed.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "mxfp8",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["token", "head", "dim//32"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float8_e8m0fnu",
+                    "grid": "pow2",
+                    "exponent": "ceil",
+                    "range": 448.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "mxfp8",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["token", "head", "dim//32"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float8_e8m0fnu",
+                    "grid": "pow2",
+                    "exponent": "ceil",
+                    "range": 448.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {
@@ -78,6 +115,7 @@ LAYOUT = {
             "bytes_per_token": "32",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -47,10 +47,47 @@ LAYOUT = {
     "name": "nhd_nvfp4",
     "summary": "NHD pages in nvfp4: e2m1, an e4m3 scale for each 16 values, and one float32 for all: FlashInfer, SGLang.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "nvfp4",
+                "code": "e2m1",
+                "scale": {
+                    "per": ["token", "head", "dim//16"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float8_e4m3fn",
+                    "grid": "any",
+                    "range": 6.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                    "scale": {"per": [], "argument": "key_scale_scale", "dtype": "float32"},
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "nvfp4",
+                "code": "e2m1",
+                "scale": {
+                    "per": ["token", "head", "dim//16"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float8_e4m3fn",
+                    "grid": "any",
+                    "range": 6.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                    "scale": {"per": [], "argument": "value_scale_scale", "dtype": "float32"},
+                },
+            },
+        },
     },
     "buffers": {
         "key_cache": {"order": "block slot head dim", "holds": ["key"], "dtypes": ["uint8"], "bytes_per_token": "512"},
@@ -73,6 +110,7 @@ LAYOUT = {
             "bytes_per_token": "64",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

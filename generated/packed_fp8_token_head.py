@@ -41,10 +41,47 @@ LAYOUT = {
     "name": "packed_fp8_token_head",
     "summary": "K, its scale, V and its scale in one row of each token and head, 264 bytes: vLLM.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["token", "head"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float32",
+                    "grid": "any",
+                    "range": 448.0,
+                    "floor": {"scale": 1e-06},
+                    "encode": "stored",
+                    "arithmetic": "multiply",
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "fp8_e4m3",
+                "code": "float8_e4m3fn",
+                "scale": {
+                    "per": ["token", "head"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float32",
+                    "grid": "any",
+                    "range": 448.0,
+                    "floor": {"scale": 1e-06},
+                    "encode": "stored",
+                    "arithmetic": "multiply",
+                },
+            },
+        },
     },
     "buffers": {
         "kv_cache": {
@@ -54,6 +91,7 @@ LAYOUT = {
             "bytes_per_token": "2112",
         }
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -39,10 +39,11 @@ LAYOUT = {
     "name": "packed_hnd",
     "summary": "K and V of a token and head in one row, heads before slots: vLLM since 0.26.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
+        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
     },
     "buffers": {
         "kv_cache": {
@@ -52,6 +53,7 @@ LAYOUT = {
             "bytes_per_token": "4096",
         }
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

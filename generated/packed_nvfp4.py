@@ -41,10 +41,47 @@ LAYOUT = {
     "name": "packed_nvfp4",
     "summary": "K, its scales, V and its scales in one row per token and head, in nvfp4: 2 * (64 + 8) bytes.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "nvfp4",
+                "code": "e2m1",
+                "scale": {
+                    "per": ["token", "head", "dim//16"],
+                    "source": "dynamic",
+                    "stored": "key.scale",
+                    "dtype": "float8_e4m3fn",
+                    "grid": "any",
+                    "range": 6.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                    "scale": {"per": [], "argument": "key_scale_scale", "dtype": "float32"},
+                },
+            },
+        },
+        "value": {
+            "axes": {"head": 8, "dim": 128},
+            "dtypes": ["bfloat16", "float16"],
+            "encoding": {
+                "mode": "nvfp4",
+                "code": "e2m1",
+                "scale": {
+                    "per": ["token", "head", "dim//16"],
+                    "source": "dynamic",
+                    "stored": "value.scale",
+                    "dtype": "float8_e4m3fn",
+                    "grid": "any",
+                    "range": 6.0,
+                    "encode": "stored",
+                    "arithmetic": "divide",
+                    "scale": {"per": [], "argument": "value_scale_scale", "dtype": "float32"},
+                },
+            },
+        },
     },
     "buffers": {
         "kv_cache": {
@@ -54,6 +91,7 @@ LAYOUT = {
             "bytes_per_token": "1152",
         }
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -38,10 +38,11 @@ LAYOUT = {
     "name": "stacked_nhd",
     "summary": "All of K, then all of V, in one allocation: older vLLM.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
+        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
     },
     "buffers": {
         "kv_cache": {
@@ -51,6 +52,7 @@ LAYOUT = {
             "bytes_per_token": "4096",
         }
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
 }
 
 

@@ -41,10 +41,11 @@ LAYOUT = {
     "name": "swa_nhd",
     "summary": "NHD pages of a sliding-window pool, behind a table from slots of the full pool to slots of the window's.",
     "block_size": 16,
+    "contiguous": False,
     "num_layers": None,
     "streams": {
-        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
-        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"]},
+        "key": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
+        "value": {"axes": {"head": 8, "dim": 128}, "dtypes": ["bfloat16", "float16"], "encoding": None},
     },
     "buffers": {
         "key_cache": {
@@ -60,6 +61,7 @@ LAYOUT = {
             "bytes_per_token": "2048",
         },
     },
+    "slots": {"dtype": "int64", "skip": None, "remap": "swa_slots", "shard": None},
 }
 
 

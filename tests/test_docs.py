@@ -1,92 +1,27 @@
-"""The docs: layouts in them load, commands run, links lead somewhere, and pages that are written are up to date.
-
-HTML comments right before a code block say what is special about it:
-
-    <!-- refused: KV303 -->   a layout that gives this code
-    <!-- slow -->             commands that take minutes: run with KVGEN_SLOW_DOCS=1 only
-    <!-- file: PATH -->       the content of a file that a test uses
-"""
+"""The docs: their pages run from top to bottom, links lead somewhere, and pages that are written are up to date."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from kvgen.diagnostics import KvgenError
 from kvgen.quant import MODES
-from kvgen.resolve import load_text
-from kvgen.spec import (
-    RESERVED,
-    AxesSpec,
-    KernelSpec,
-    PadSpec,
-    PlaceSpec,
-    QuantSpec,
-    ScaleSpec,
-    ShardSpec,
-    SlotsSpec,
-    Spec,
-    StreamSpec,
-)
+from kvgen.spec import RESERVED, QuantSpec, ScaleSpec, Spec, StreamSpec
 from kvgen.values import CASTS, ITEMSIZE, RESERVED_MODES, SCALE_DTYPES
-from tests.command import kvgen
 from tests.generated import ROOT, SHIPPED
+from tests.pages import Block, Story, blocks, commands, load_layout, run_commands, unrunnable
 from tools import make_docs
 
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*DOCS, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 LANGUAGE = (ROOT / "docs" / "layout-language.md").read_text(encoding="utf-8")
-FOLDERS = ("layouts", "schema", "generated")
-SHELLS = ("bash", "sh", "console")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced code block, and the comments right before it as ``{"refused": "KV303"}``."""
-
-    language: str
-    text: str
-    marks: dict[str, str]
-
-    @property
-    def is_layout(self) -> bool:
-        """Whether it is a whole layout, and not a part of one."""
-        return self.language == "yaml" and re.search(r"^name:", self.text, re.M) is not None
-
-
-def blocks(text: str) -> Iterator[Block]:
-    """The code blocks of a page, in order."""
-    pattern = r"((?:^<!--[^\n]*-->\n)*)^```(\w*)\n(.*?)^```$"
-    for comments, language, code in re.findall(pattern, text, re.M | re.S):
-        marks = dict(re.findall(r"^<!-- (\w+)(?:: (.*?))? -->$", comments, re.M))
-        yield Block(language, code, marks)
-
-
-def commands(block: Block) -> list[list[str]]:
-    """The arguments of every kvgen command line in a block of shell commands; ``console`` has a prompt before them."""
-    if block.language not in SHELLS:
-        return []
-    prompt = r"\$ " if block.language == "console" else ""
-    lines = re.findall(rf"^{prompt}(?:\S*/)?kvgen (.*)$", block.text, re.M)
-    return [shlex.split(line, comments=True) for line in lines]
-
-
-def run_commands(block: Block, folder: Path) -> None:
-    """Run a block's commands one after the other in a folder that has what the repository has; each must succeed."""
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for arguments in commands(block):
-        result = kvgen(*arguments)
-        assert result.code == 0, f"kvgen {shlex.join(arguments)}\n{result.err}"
+WRITTEN = [ROOT / "docs" / "gallery.md", ROOT / "docs" / "errors.md"]
+TOLD = [path for path in PAGES if path not in WRITTEN]
 
 
 def anchors(text: str) -> set[str]:
@@ -106,23 +41,27 @@ def found(paths: list[Path], wanted) -> list:
     return cases
 
 
-@pytest.mark.parametrize("block", found([*DOCS, ROOT / "README.md"], lambda block: block.is_layout))
-def test_layouts_load(block: Block) -> None:
-    refused = block.marks.get("refused")
-    if refused is None:
-        load_text(block.text, "docs.yaml")
-        return
-    with pytest.raises(KvgenError) as caught:
-        load_text(block.text, "docs.yaml")
-    assert refused in [diagnostic.code for diagnostic in caught.value.diagnostics]
+@pytest.mark.parametrize("block", found(WRITTEN, lambda block: block.is_layout))
+def test_layouts_of_written_pages_load(block: Block) -> None:
+    load_layout(block)
 
 
-@pytest.mark.parametrize("block", found(DOCS, commands))
-def test_commands_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "slow" in block.marks and not os.environ.get("KVGEN_SLOW_DOCS"):
-        pytest.skip("marked as slow; KVGEN_SLOW_DOCS=1 runs it")
+@pytest.mark.parametrize("path", TOLD, ids=lambda path: path.stem)
+def test_every_block_is_run(path: Path) -> None:
+    for block in blocks(path.read_text(encoding="utf-8")):
+        reason = unrunnable(block)
+        assert reason is None, f"{reason}\n{block.text}"
+        if "run by" in block.marks:
+            file, _, name = block.marks["run by"].partition("::")
+            assert re.search(rf"^def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.M), block.marks
+
+
+@pytest.mark.parametrize("path", TOLD, ids=lambda path: path.stem)
+def test_pages_run_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run_commands(block, tmp_path)
+    story = Story(tmp_path)
+    for block in blocks(path.read_text(encoding="utf-8")):
+        story.tell(block)
 
 
 @pytest.mark.parametrize("name", sorted(make_docs.PAGES))
@@ -167,11 +106,12 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_language_page_has_every_key_and_type() -> None:
-    streams = (StreamSpec, QuantSpec, ScaleSpec)
-    models = (Spec, AxesSpec, *streams, PlaceSpec, PadSpec, SlotsSpec, ShardSpec, KernelSpec)
+    models = Spec.__mro__[1].__subclasses__()
     keys = {key for model in models for key in model.model_fields}
+    explained = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\|([^|]*)\|", LANGUAGE, re.M))))
+    assert keys <= explained, "keys without a row of a table"
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", LANGUAGE))))
-    assert keys | ITEMSIZE.keys() | MODES.keys() | {*SCALE_DTYPES, *CASTS, *RESERVED_MODES} <= words
+    assert ITEMSIZE.keys() | MODES.keys() | {*SCALE_DTYPES, *CASTS, *RESERVED_MODES} <= words
 
 
 def test_the_language_page_lists_what_is_reserved() -> None:
@@ -193,7 +133,8 @@ def test_tests_that_the_docs_name_exist() -> None:
 def test_a_module_is_tested_in_another_tree_as_the_docs_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = list(blocks((ROOT / "docs" / "vendoring.md").read_text(encoding="utf-8")))
     monkeypatch.chdir(tmp_path)
-    run_commands(next(block for block in page if commands(block)), tmp_path)
+    Story(tmp_path)
+    run_commands(next(block for block in page if commands(block)))
     (block,) = [block for block in page if "file" in block.marks]
     program = block.text.replace(
         "device=device", 'device=device, only="slot_mapping"'
@@ -221,3 +162,41 @@ def test_layouts_and_commands_are_recognised() -> None:
     assert commands(shell) == [["list"], ["show", "a b"]]
     assert commands(other) == []
     assert anchors("# A `b` c, d\n```text\n# e\n```\n") == {"a-b-c-d"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("```yaml\naxes: {}\n```\n", "a part of a layout that does not say of which"),
+        ("<!-- of: mla -->\n```yaml\nblock_size: 32\n```\n", None),
+        ("```sh\nkvgen list\nls\n```\n", "a line that is no kvgen command"),
+        ("```console\n$ kvgen list\nname\n```\n", None),
+        ("<!-- run by: tests/test_docs.py::anchors -->\n```sh\nls\n```\n", None),
+        ("<!-- gpu -->\n```python\nx = 1\n```\n", "a block that is not run here needs a reason"),
+        ("<!-- gpu: a profiler of kernels -->\n```python\nx = 1\n```\n", None),
+        ("<!-- later -->\n```python\nx = 1\n```\n", "unknown marks: later"),
+        ("```text\nkvgen 0.1\n```\n", "text that is neither output nor diagram"),
+        ("```cpp\nint x;\n```\n", "blocks of cpp are not run"),
+    ],
+)
+def test_a_block_that_nothing_runs_is_noticed(text: str, reason: str | None) -> None:
+    (block,) = blocks(text)
+    assert unrunnable(block) == reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nassert False\n```\n",
+        "```sh\nkvgen show nothing\n```\n",
+        "<!-- refused: KV303 -->\n```yaml\nname: a\n```\n",
+        "<!-- command: kvgen list -->\n```text\nno such layout\n```\n",
+        "<!-- gpu: a reason -->\n```python\n(\n```\n",
+        "<!-- file: README.md -->\n```sh\nnot in it\n```\n",
+    ],
+)
+def test_a_block_that_is_wrong_fails(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks(text)
+    with pytest.raises((AssertionError, SyntaxError)):
+        Story(tmp_path).tell(block)

@@ -144,7 +144,9 @@ streams:
 buffers:
   cache:
     order: block layer slot
-    fields: [{key: head dim}, {key.scale: head dim//16}, {value: head dim}, extra, extra.scale, extra.zero, {plain: head dim}]
+    fields:
+      [{key: head dim}, {key.scale: head dim//16}, {value: head dim},
+       {plain: head dim}, extra, extra.scale, extra.zero]
 slots: {dtype: int32, skip: 0, remap: window, shard: {world: 4, interleave: 2}}
 """
 
