@@ -15,8 +15,8 @@ from kvgen.diagnostics import Diagnostic, KvgenError
 INSTALL_HINT = "install torch and triton: they are in the extra `run`"
 
 
-def choose_device(wanted: str | None = None) -> str:
-    """``cuda`` or ``cpu``: the one asked for, else a GPU if there is one.
+def choose_device(wanted: str | None = None, hint: str = "--device cpu runs the interpreter") -> str:
+    """``cuda`` or ``cpu``: the one asked for, else a GPU if there is one. ``hint`` is for who has none.
 
     Triton decides at import whether it compiles or interprets, so this comes before a generated module is imported.
     """
@@ -26,7 +26,7 @@ def choose_device(wanted: str | None = None) -> str:
         raise KvgenError(Diagnostic("KV712", f"generated modules cannot run: {error}", hint=INSTALL_HINT)) from None
     device = wanted or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise KvgenError(Diagnostic("KV713", "torch finds no CUDA device", hint="--device cpu runs the interpreter"))
+        raise KvgenError(Diagnostic("KV713", "torch finds no CUDA device", hint=hint))
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     else:

@@ -33,6 +33,7 @@ assert not heavy, heavy
         "--help",
         "compile --help",
         "test --help",
+        "bench --help",
     ],
 )
 def test_no_torch(tmp_path, command):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvgen.cli.bench import bench
 from kvgen.cli.build import build
 from kvgen.cli.check import check
 from kvgen.cli.common import report
@@ -35,6 +36,7 @@ app.command()(new)
 app.command()(schema)
 app.command(name="compile")(compile_kernels)
 app.command()(test)
+app.command()(bench)
 app.command()(explain)
 
 

@@ -1,13 +1,15 @@
 """The codes of what goes wrong around the layouts: files, folders, compilers, devices.
 
-KV70x to KV71x: files and calls. KV72x: compiled kernels. KV73x: the harness.
+KV70x to KV71x: files and calls. KV72x: compiled kernels. KV73x: the harness. KV74x: benchmarks.
 """
 
 from __future__ import annotations
 
 from kvgen.catalog import CATALOG, Entry
 
-ENVIRONMENT = frozenset({"KV101", "KV701", "KV702", "KV704", "KV709", "KV710", "KV712", "KV713"})
+ENVIRONMENT = frozenset(
+    {"KV101", "KV701", "KV702", "KV704", "KV709", "KV710", "KV712", "KV713", "KV714", "KV742", "KV743", "KV744"}
+)
 """Codes that say the call or the machine is at fault, and nothing was found wrong: exit status 2."""
 
 COMMANDS: dict[str, Entry] = {
@@ -70,7 +72,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "KV710": Entry(
         title="A name that nobody knows",
-        cause="No code, or no case of the harness, has that name.",
+        cause="No code, no case of the harness, or no function that is timed, has that name.",
         example="",
         cure="`kvgen explain` lists the codes; `kvgen test LAYOUT --output-format json` names cases that fail.",
     ),
@@ -88,9 +90,15 @@ COMMANDS: dict[str, Entry] = {
     ),
     "KV713": Entry(
         title="There is no such device",
-        cause="`--device cuda` was asked for, and torch finds no GPU.",
+        cause="`--device cuda` was asked for, or something is to be timed, and torch finds no GPU.",
         example="",
-        cure="Leave `--device` out, or say `--device cpu`.",
+        cure="Test with `--device cpu`; benchmarks do all but the timing with `--dry-run`.",
+    ),
+    "KV714": Entry(
+        title="matplotlib is missing",
+        cause="Plots are drawn with it, and nothing else needs it.",
+        example="",
+        cure="Install it, or kvgen with its extra `plot`.",
     ),
     "KV721": Entry(
         title="A kernel does not compile",
@@ -115,6 +123,30 @@ COMMANDS: dict[str, Entry] = {
         cause="A byte, a result or a refusal differs from that of the reference. The message says which came first.",
         example="",
         cure="The line after `again:` repeats the case alone. Modules are generated afresh, so the mistake is kvgen's.",
+    ),
+    "KV741": Entry(
+        title="A layout is not timed",
+        cause="The harness finds that a generated function is wrong, and a wrong function is fast in vain.",
+        example="",
+        cure="`kvgen test LAYOUT` says what differs. `kvgen bench --no-check` times it all the same.",
+    ),
+    "KV742": Entry(
+        title="Something to compare with cannot be imported",
+        cause="`--against` names no module that Python finds, or nothing in it that can be called.",
+        example="",
+        cure="Write `module:function`, with the module in this folder or on PYTHONPATH.",
+    ),
+    "KV743": Entry(
+        title="A file holds no results of a benchmark",
+        cause="It was not written by `kvgen bench --json`, or by another version of kvgen.",
+        example="",
+        cure="Run `kvgen bench --json FILE` again.",
+    ),
+    "KV744": Entry(
+        title="The device's memory is too small for a benchmark",
+        cause="Pools are as large as in use, so that nothing stays in caches, and compared with a copy.",
+        example="",
+        cure="Take a smaller pool with `--pool-tokens`, or fewer tokens with `--tokens`.",
     ),
 }
 

@@ -118,8 +118,8 @@ def apply(survey: Survey, *, force: bool = False, clean: bool = False) -> tuple[
     return [change.file for change in writes if change.file != MANIFEST], [change.file for change in removals]
 
 
-def write_files(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write all texts beside their places, then move each into its own; on failure no place has changed."""
+def write_files(folder: Path, texts: Mapping[str, str | bytes]) -> None:
+    """Write all texts (as UTF-8) beside their places, then move each into its own; on failure no place has changed."""
     if not texts:
         return
     try:
@@ -189,11 +189,11 @@ def _refuse_edited(folder: Path, changes: Iterable[Change]) -> None:
         raise KvgenError(*found)
 
 
-def _replace_all(folder: Path, texts: Mapping[str, str]) -> None:
+def _replace_all(folder: Path, texts: Mapping[str, str | bytes]) -> None:
     temporary = {file: folder / f".{file}.{os.getpid()}.tmp" for file in texts}
     try:
         for file, text in texts.items():
-            temporary[file].write_bytes(text.encode())
+            temporary[file].write_bytes(text.encode() if isinstance(text, str) else text)
         for file in texts:
             os.replace(temporary[file], folder / file)
     finally:

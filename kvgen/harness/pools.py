@@ -51,14 +51,20 @@ class Sizes:
         return tuple(a.extent if a.extent is not None else self.dynamic[a.name] for a in axes)
 
 
-def choose_sizes(layout: Layout) -> Sizes:
-    """Small sizes that keep every split of the layout whole."""
-    steps = {}  # an axis of unknown extent is a multiple of its topmost digit's divisor
+def open_steps(layout: Layout) -> dict[str, int]:
+    """What an extent that only the launch knows is a multiple of: its topmost digit's divisor, 1 where not named."""
+    steps: dict[str, int] = {}
     for buffer in layout.buffers:
         for dim in (d for place in _places(buffer) for d in place.dims):
             for digit in dim.digits:
                 if digit.size is None:
                     steps[digit.axis] = math.lcm(steps.get(digit.axis, 1), digit.div)
+    return steps
+
+
+def choose_sizes(layout: Layout) -> Sizes:
+    """Small sizes that keep every split of the layout whole."""
+    steps = open_steps(layout)
     interleave = layout.slots.shard.interleave if layout.slots.shard else 1
     block_size = layout.block_size or math.lcm(steps.get("slot", 1), interleave) * 7
     layers = 1 if layout.layers is None else layout.layers.extent or steps.get("layer", 1) * 3

@@ -1,0 +1,97 @@
+"""The functions of a generated module that are timed: how each is called, what it moves and what it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from kvgen.bench import traffic
+from kvgen.bench.task import POISON, Scene, Task, fill, storage_bytes
+from kvgen.layout import Layout
+
+Arguments = tuple[list[Any], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function by its ``name``: the arguments of a call, the bytes it moves, and whether it reads the pool.
+
+    What it leaves is the pool, or with ``reads`` the outputs. ``applies``: whether it does a token's whole work in one
+    call here.
+    """
+
+    name: str
+    arguments: Callable[[Task], Arguments]
+    moved: Callable[[Layout, Mapping[str, int], int, Mapping[str, str]], int]
+    reads: bool = False
+    applies: Callable[[Layout], bool] = lambda layout: True
+
+    def call(self, module: Any, task: Task) -> Callable[[], Any]:
+        """A call of the module's function on a task, its arguments ready."""
+        function = getattr(module, self.name)
+        positional, options = self.arguments(task)
+        return lambda: function(*positional, **options)
+
+    def prepare(self, scene: Scene, task: Task) -> None:
+        """Poison what a call is to write."""
+        if self.reads:
+            for tensor in task.outputs.values():
+                fill(tensor, POISON)
+        else:
+            scene.poison()
+
+    def results(self, task: Task, returned: Any) -> Iterable[Tensor]:
+        """What a call left: rows, those it ``returned`` or else the outputs; or every byte of the pool."""
+        if not self.reads:
+            return [storage_bytes(tensor) for tensor in task.buffers.values()]
+        if returned is None:
+            return list(task.outputs.values())
+        return list(returned) if isinstance(returned, tuple | list) else [returned]
+
+
+def _append(task: Task) -> Arguments:
+    return [*task.streams.values(), *task.buffers.values(), task.slots, *_extra(task)], _layer(task)
+
+
+def _gather(task: Task) -> Arguments:
+    return [*task.buffers.values(), task.slots, *_extra(task)], _out(task)
+
+
+def _gather_paged(task: Task) -> Arguments:
+    tables = [task.block_table, task.seq_lens, task.cu_seq_lens]
+    return [*task.buffers.values(), *tables, *_extra(task)], _out(task) | {"starts": task.starts}
+
+
+def _extra(task: Task) -> list[Tensor]:
+    """What follows the slots: the remap table and the static scales that the layout asks for."""
+    return [*([] if task.remap is None else [task.remap]), *task.scales.values()]
+
+
+def _layer(task: Task) -> dict[str, Any]:
+    return {} if task.layer is None else {"layer": task.layer}
+
+
+def _out(task: Task) -> dict[str, Any]:
+    out = tuple(task.outputs.values())
+    return _layer(task) | {"out": out if len(out) > 1 else out[0]}
+
+
+FUNCTIONS = (
+    Function("append", _append, traffic.appended),
+    Function("gather", _gather, traffic.gathered, reads=True),
+    # Of a sharded cache it finds the tokens of one rank alone.
+    Function("gather_paged", _gather_paged, traffic.gathered, True, lambda layout: layout.slots.shard is None),
+)
+
+
+def functions_of(layout: Layout, module: Any, names: Iterable[str] | None = None) -> list[Function]:
+    """Those that a module has and that are asked for, in a fixed order."""
+    wanted = None if names is None else set(names)
+    return [
+        function
+        for function in FUNCTIONS
+        if hasattr(module, function.name) and function.applies(layout) and (wanted is None or function.name in wanted)
+    ]

@@ -1,0 +1,99 @@
+"""What a benchmark found, as values that can be written to a file and read back. Nothing here imports torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvgen.diagnostics import Diagnostic, KvgenError
+
+OURS = "kvgen"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Microseconds of one call of one implementation; None where it was not timed, and ``note`` says why.
+
+    ``device_us`` is the time on the device, from a graph; ``host_us`` the time an eager call keeps its caller.
+    """
+
+    name: str
+    device_us: float | None
+    host_us: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One function of one layout at one number of tokens. ``bytes`` are read and written by a call; kvgen is first."""
+
+    layout: str
+    function: str
+    tokens: int
+    bytes: int
+    sets: int
+    timings: tuple[Timing, ...]
+
+    def timing(self, name: str) -> Timing | None:
+        return next((timing for timing in self.timings if timing.name == name), None)
+
+    @property
+    def ours(self) -> Timing:
+        return self.timings[0]
+
+    def rate(self, timing: Timing) -> float | None:
+        """Bytes per second on the device."""
+        return None if timing.device_us is None else self.bytes / (timing.device_us * 1e-6)
+
+    def ratio(self, timing: Timing) -> float | None:
+        """How much longer than kvgen's it takes on the device."""
+        ours = self.ours.device_us
+        return None if timing.device_us is None or ours is None else timing.device_us / ours
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All rows of one run, and the machine: ``copy_rate`` in bytes per second, ``add_us`` the host time of torch's
+    ``slots.add_(0)``; both None in a dry run. ``versions`` by name, kvgen's and torch's among them."""
+
+    device: str
+    date: str
+    versions: Mapping[str, str]
+    pool_tokens: int
+    copy_rate: float | None
+    add_us: float | None
+    rows: tuple[Row, ...]
+
+
+def to_json(run: Run) -> str:
+    """The run as JSON, with rates worked out for those who read it elsewhere."""
+    rows = []
+    for row in run.rows:
+        timings = []
+        for timing in row.timings:
+            rate = row.rate(timing)
+            share = rate / run.copy_rate if rate and run.copy_rate else None
+            timings.append({**asdict(timing), "bytes_per_s": rate, "of_copy_rate": share, "ratio": row.ratio(timing)})
+        rows.append({**asdict(row), "timings": timings})
+    return json.dumps({"format": FORMAT, **asdict(run), "rows": rows}, indent=1) + "\n"
+
+
+def from_json(text: str, path: str) -> Run:
+    """What ``to_json`` wrote. KvgenError if it is something else."""
+    try:
+        data = json.loads(text)
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, this is kvgen of format {FORMAT}")
+        rows = tuple(_row(row) for row in data["rows"])
+        return Run(**{field: data[field] for field in Run.__slots__ if field != "rows"}, rows=rows)
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{path} was not written by `kvgen bench --json`: {error}"
+        raise KvgenError(Diagnostic("KV743", message)) from None
+
+
+def _row(data: Mapping[str, Any]) -> Row:
+    timings = tuple(Timing(*(timing[field] for field in Timing.__slots__)) for timing in data["timings"])
+    return Row(*(data[field] for field in Row.__slots__ if field != "timings"), timings)

@@ -1,0 +1,172 @@
+"""Checks a layout's functions and their rivals against each other, and times those that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvgen import harness
+from kvgen.bench.functions import Function, functions_of
+from kvgen.bench.results import OURS, Row, Timing
+from kvgen.bench.rivals import Call, Eager, Rival
+from kvgen.bench.task import Scene, Task, number_of_sets
+from kvgen.bench.timing import Clock
+from kvgen.diagnostics import Diagnostic
+from kvgen.layout import Layout
+
+PART = 1 << 28
+"""Bytes that are looked through at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: ``functions`` by name (None: all), numbers of tokens, who is compared, how large a pool is.
+
+    ``cache_bytes``: the device's last-level cache, which inputs are not to stay in from one call to the next.
+    """
+
+    device: str
+    tokens: tuple[int, ...]
+    functions: tuple[str, ...] | None
+    rivals: tuple[Rival, ...]
+    pool_tokens: int
+    cache_bytes: int
+
+
+def harness_findings(layout: Layout, module: Any, plan: Plan) -> list[Diagnostic]:
+    """What the harness has against the functions that are to be timed: nobody needs wrong results fast."""
+    names = [function.name for function in functions_of(layout, module, plan.functions)]
+    if not names:
+        return []
+    report = harness.run(layout, module, device=plan.device, only=names)
+    if report.ok:
+        return []
+    failed = [result.case for result in report.results if result.outcome in ("failed", "missing")]
+    message = f"{layout.name} is not timed: the harness fails in {failed[0]}"
+    others = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return [Diagnostic("KV741", message + others, hint=f"`kvgen test {layout.name}` says what differs")]
+
+
+def measure(layout: Layout, module: Any, plan: Plan, clock: Clock | None) -> Iterator[Row]:
+    """A row for each number of tokens and function, as it is found. Without a clock results are compared only."""
+    functions = functions_of(layout, module, plan.functions)
+    if not functions:
+        return
+    if plan.device == "cuda":
+        torch.cuda.empty_cache()  # of the harness and of the layout before
+    scene = Scene(layout, plan.device, max(plan.tokens), plan.pool_tokens)
+    for tokens in plan.tokens:
+        moved = {f.name: f.moved(layout, scene.extents, tokens, scene.dtypes) for f in functions}
+        sets = number_of_sets(min(moved.values()), plan.cache_bytes) if clock else 1
+        tasks = scene.tasks(tokens, sets)
+        for function in functions:
+            timings = _timings(scene, module, function, [task.of(function.name) for task in tasks], plan.rivals, clock)
+            yield Row(layout.name, function.name, tokens, moved[function.name], sets, tuple(timings))
+
+
+def _timings(
+    scene: Scene, module: Any, function: Function, tasks: Sequence[Task], rivals: Sequence[Rival], clock: Clock | None
+) -> Iterator[Timing]:
+    if function.reads:
+        _fill(scene, module, tasks)
+    ours = [function.call(module, task) for task in tasks]
+    expected = [_copy(tensor) for tensor in _run(scene, function, tasks[0], ours[0])]
+    yield _time(OURS, ours, clock)
+    for rival in rivals:
+        timing = _against(rival, scene, function, tasks, expected, clock)
+        if timing is not None:
+            yield timing
+
+
+def _against(
+    rival: Rival, scene: Scene, function: Function, tasks: Sequence[Task], expected: list[Tensor], clock: Clock | None
+) -> Timing | None:
+    """A rival's times, or why it has none; None where it does not do this at all."""
+    try:
+        first = rival.adapter(tasks[0])
+        if first is None:
+            return None
+        if difference := _difference(expected, _run(scene, function, tasks[0], first), tasks[0], function):
+            return Timing(rival.name, None, None, difference)
+        return _time(rival.name, [first, *(rival.adapter(task) for task in tasks[1:])], clock)
+    except Exception as error:  # somebody else's code may raise anything; the other rows are wanted all the same
+        text = str(error).strip().splitlines()
+        return Timing(rival.name, None, None, f"raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "))
+
+
+def _time(name: str, calls: Sequence[Call], clock: Clock | None) -> Timing:
+    if clock is None:
+        return Timing(name, None, None)
+    host = clock.host_time(calls)
+    if any(isinstance(call, Eager) for call in calls):
+        return Timing(name, None, host, "not captured in a graph")
+    return Timing(name, clock.device_time(calls), host)
+
+
+def _fill(scene: Scene, module: Any, tasks: Sequence[Task]) -> None:
+    """Put there what is to be read; what cannot be appended is read as it happens to be."""
+    scene.poison()
+    for function in functions_of(scene.layout, module, ["append"]):
+        for task in tasks:
+            function.call(module, task)()
+
+
+def _run(scene: Scene, function: Function, task: Task, call: Call) -> list[Tensor]:
+    function.prepare(scene, task)
+    return list(function.results(task, call()))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _difference(expected: list[Tensor], got: list[Tensor], task: Task, function: Function) -> str:
+    """What differs first, in words; empty if nothing does."""
+    names = list(task.streams) if function.reads else list(task.buffers)
+    if len(got) != len(expected):
+        return f"gives {len(got)} tensors, not {len(expected)}"
+    for name, ours, theirs in zip(names, expected, got, strict=True):
+        if not isinstance(theirs, Tensor) or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
+            shape = f"{tuple(theirs.shape)} {theirs.dtype}" if isinstance(theirs, Tensor) else type(theirs).__name__
+            return f"differs: {name} is {shape}, not {tuple(ours.shape)} {ours.dtype}"
+        left, right = (x.contiguous().view(torch.uint8).flatten() for x in (ours, theirs))
+        if not torch.equal(left, right):
+            return f"differs: {_unequal(left, right)} of {name}"
+    return ""
+
+
+def _unequal(left: Tensor, right: Tensor) -> str:
+    """How many bytes are not the same and which is the first, part by part: pools are large."""
+    first, count = -1, 0
+    for number, parts in enumerate(zip(left.split(PART), right.split(PART), strict=True)):
+        unequal = parts[0] != parts[1]
+        if first < 0 and unequal.any():
+            first = number * PART + int(unequal.byte().argmax())
+        count += int(unequal.sum())
+    return f"byte {first} and {count - 1} more of {left.numel()}"
+
+
+def environment(device: str, rivals: Sequence[Rival]) -> tuple[str, dict[str, str]]:
+    """The name of the device, and the versions of all that takes part."""
+    import triton
+
+    from kvgen import __version__
+
+    versions = {OURS: __version__, "torch": torch.__version__, "triton": triton.__version__}
+    versions |= {rival.name: rival.version for rival in rivals if rival.version}
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu", versions
+
+
+def last_level_cache(device: str) -> int:
+    """Bytes of the device's last-level cache; 0 where nothing is timed."""
+    return torch.cuda.get_device_properties("cuda").L2_cache_size if device == "cuda" else 0
+
+
+def yardstick(device: str) -> Callable[[], Any]:
+    """``slots.add_(0)``: what the cheapest operation of torch costs its caller."""
+    slots = torch.zeros(32, dtype=torch.int64, device=device)
+    return lambda: slots.add_(0)

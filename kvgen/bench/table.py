@@ -1,0 +1,140 @@
+"""Results as tables: in a terminal, and as Markdown for the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from kvgen.bench.results import OURS, Row, Run, Timing
+
+
+def microseconds(time: float | None) -> str:
+    """Three digits or more, and no more than two behind the point."""
+    if time is None:
+        return "–"
+    return f"{time:.2f}" if time < 10 else f"{time:.1f}" if time < 100 else f"{time:.0f}"
+
+
+def bandwidth(rate: float | None) -> str:
+    """Bytes per second in GB/s."""
+    return "–" if rate is None else f"{rate / 1e9:.0f}" if rate >= 1e10 else f"{rate / 1e9:.1f}"
+
+
+def share(rate: float | None, copy_rate: float | None) -> str:
+    return "–" if rate is None or copy_rate is None else f"{rate / copy_rate:.0%}"
+
+
+def rivals_of(rows: Sequence[Row]) -> list[str]:
+    """Who took part besides kvgen, in order of appearance."""
+    return list(dict.fromkeys(timing.name for row in rows for timing in row.timings if timing.name != OURS))
+
+
+def layout_table(rows: Sequence[Row], copy_rate: float | None) -> Table:
+    """The rows of one layout, columns for everyone that it is compared with."""
+    timed = copy_rate is not None
+    table = Table(title=rows[0].layout, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("function")
+    for name in ("tokens", "bytes", *((f"{OURS} µs", "GB/s", "of copy", "host µs") if timed else ())):
+        table.add_column(name, justify="right")
+    others = rivals_of(rows)
+    for name in others:
+        for title in (f"{name} µs", "host µs") if timed else (name,):
+            table.add_column(title, justify="right")
+    for row in rows:
+        cells = [row.function, str(row.tokens), f"{row.bytes:,}"]
+        if timed:
+            rate = row.rate(row.ours)
+            cells += [microseconds(row.ours.device_us), bandwidth(rate), share(rate, copy_rate)]
+            cells.append(microseconds(row.ours.host_us))
+        for name in others:
+            cells += _rival_cells(row, row.timing(name), timed)
+        table.add_row(*cells)
+    return table
+
+
+def _rival_cells(row: Row, timing: Timing | None, timed: bool) -> tuple[str, ...]:
+    if timing is None:
+        return ("", "") if timed else ("",)
+    if not timed:
+        return ("see below" if timing.note else "same bytes",)
+    ratio = row.ratio(timing)
+    device = microseconds(timing.device_us) + (f" ×{ratio:.2f}" if ratio is not None else "")
+    return device, microseconds(timing.host_us)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """What stands behind a time that is missing, each once, with the numbers of tokens it is true of."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for row in rows:
+        for timing in row.timings:
+            if timing.note:
+                found.setdefault((row.function, timing.name, timing.note), []).append(row.tokens)
+    return [
+        f"{function}, {name}, {', '.join(map(str, tokens))} tokens: {note}"
+        for (function, name, note), tokens in found.items()
+    ]
+
+
+def heading(run: Run) -> str:
+    """The machine in a line: device, versions, date, and what a copy and torch's ``add_`` take."""
+    text = ", ".join([run.device, *(f"{name} {version}" for name, version in run.versions.items()), run.date])
+    if run.copy_rate is not None:
+        text += f"; a copy runs at {run.copy_rate / 1e12:.2f} TB/s"
+    if run.add_us is not None:
+        text += f"; slots.add_(0) takes {microseconds(run.add_us)} µs of its caller"
+    return text
+
+
+def markdown(run: Run, function: str, layouts: Sequence[str] = ()) -> str:
+    """A table of a function: a row for each layout and everyone it is compared with, a column for each T.
+
+    Cells are microseconds on the device, and the rate of the longest call. Without names it has all layouts.
+    """
+    rows = [row for row in run.rows if row.function == function and (not layouts or row.layout in layouts)]
+    counts = sorted({row.tokens for row in rows})
+    lines = [
+        f"| {function} | " + " | ".join(f"{count} tokens" if not i else str(count) for i, count in enumerate(counts))
+    ]
+    lines = [lines[0] + " |", "|---" * (1 + len(counts)) + "|"]
+    for layout in layouts or dict.fromkeys(row.layout for row in rows):
+        found = {row.tokens: row for row in rows if row.layout == layout}
+        for name in [OURS, *rivals_of(list(found.values()))]:
+            cells = [_cell(run, found.get(count), name, last=count == counts[-1]) for count in counts]
+            if any(cell != "–" for cell in cells):
+                lines.append(f"| {layout if name == OURS else '– ' + _title(run, name)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _title(run: Run, name: str) -> str:
+    version = run.versions.get(name, "")
+    return name if name in (OURS, "torch") or not version else f"{name} {version}"
+
+
+def _cell(run: Run, row: Row | None, name: str, *, last: bool) -> str:
+    timing = row.timing(name) if row else None
+    if row is None or timing is None or timing.device_us is None:
+        return "–"
+    if name != OURS:
+        return f"{microseconds(timing.device_us)} (×{row.ratio(timing):.2f})"
+    rate = row.rate(timing)
+    speed = f" ({rate / 1e12:.2f} TB/s, {share(rate, run.copy_rate)})" if last and rate and run.copy_rate else ""
+    return microseconds(timing.device_us) + speed
+
+
+def host_markdown(run: Run) -> str:
+    """A table of what calls cost their caller, the median and the range over all layouts and numbers of tokens."""
+    times: dict[tuple[str, str], list[float]] = {}
+    for row in run.rows:
+        for timing in row.timings:
+            # What is not captured waits for the device: that is no host time to compare with.
+            if timing.host_us is not None and timing.device_us is not None:
+                times.setdefault((row.function, timing.name), []).append(timing.host_us)
+    lines = ["| eager call | median, µs | range |", "|---|---|---|"]
+    for (function, name), found in times.items():
+        ordered = sorted(found)
+        span = f"{microseconds(ordered[0])} – {microseconds(ordered[-1])}"
+        lines.append(f"| {function}, {_title(run, name)} | {microseconds(ordered[len(ordered) // 2])} | {span} |")
+    if run.add_us is not None:
+        lines.append(f"| `slots.add_(0)` of torch | {microseconds(run.add_us)} | |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,208 @@
+"""``kvgen bench``: how fast generated functions are, beside what else does the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvgen.cli.common import OutputFormat, PathsArgument, console_width, find_layouts, load_all, reporting
+from kvgen.diagnostics import Diagnostic, KvgenError
+from kvgen.layout import Layout
+
+if TYPE_CHECKING:
+    from kvgen.bench.results import Row, Run
+    from kvgen.bench.rivals import Rival
+    from kvgen.bench.run import Plan
+    from kvgen.bench.timing import Clock
+
+SWEEP = (1, 32, 256, 4096, 32768)
+DRY_SWEEP = (1, 32)
+"""Numbers of tokens of a dry run, which an interpreter gets through in seconds."""
+
+POOL_TOKENS = 1 << 20
+
+
+def bench(
+    paths: PathsArgument = None,
+    tokens: Annotated[
+        str | None, typer.Option(help=f"Tokens of a call, several by commas. Default: {','.join(map(str, SWEEP))}.")
+    ] = None,
+    function: Annotated[
+        list[str] | None, typer.Option(help="Time this function alone (append, gather …); may be repeated.")
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Compare with this adapter, module:function; may be repeated.")
+    ] = None,
+    pool_tokens: Annotated[int, typer.Option(min=0, help="Slots of the pool, over all layers.")] = POOL_TOKENS,
+    check: Annotated[bool, typer.Option(help="Run the harness first, and do not time what it finds wrong.")] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Do everything but the timing, in a small pool; needs no GPU.")
+    ] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results there.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw the results there, as SVG or PNG.")] = None,
+) -> None:
+    """Time the functions of freshly generated modules on a GPU, beside PyTorch, FlashInfer and vLLM.
+
+    Results are compared, byte by byte, before anything is timed; what differs is said and not timed.
+    """
+    counts = _counts(tokens, DRY_SWEEP if dry_run else SWEEP)
+    if dry_run and (json_file or plot_file):
+        raise typer.BadParameter("a dry run has no times to write", param_hint="--dry-run")
+    if plot_file:
+        from kvgen.bench.plot import plot, require_matplotlib
+
+        require_matplotlib()
+    with reporting(OutputFormat.TEXT) as found:
+        layouts = [layout for _, layout in load_all(find_layouts(paths))]
+        device, clock = device_and_clock(dry_run)
+        rivals = _rivals(against or [])
+        _check_functions(function or [])
+        from kvgen.bench.run import Plan, last_level_cache
+
+        size = 0 if dry_run else pool_tokens
+        plan = Plan(device, counts, tuple(function) if function else None, rivals, size, last_level_cache(device))
+        result = _measure(layouts, plan, clock, check, found)
+        if json_file:
+            _write_json(result, json_file)
+        if plot_file:
+            plot(result, plot_file)
+
+
+def _counts(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+    if text is None:
+        return default
+    words = [word for word in re.split(r"[,\s]+", text) if word]
+    if not words or not all(re.fullmatch(r"[1-9]\d{0,6}", word) for word in words):
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,32,4096", param_hint="--tokens")
+    return tuple(sorted(set(map(int, words))))
+
+
+def device_and_clock(dry_run: bool) -> tuple[str, Clock | None]:
+    """A GPU and what measures time on it; of a dry run any device, and no clock."""
+    from kvgen import runtime
+
+    if dry_run:
+        return runtime.choose_device(), None
+    device = runtime.choose_device("cuda", hint="nothing is timed on a CPU; --dry-run does everything else")
+    from kvgen.bench.timing import CudaClock
+
+    return device, CudaClock()
+
+
+def _rivals(names: list[str]) -> tuple[Rival, ...]:
+    from kvgen.bench.rivals import known_rivals, load_rival
+
+    sys.path.insert(0, os.getcwd())  # an adapter may lie where the command is called
+    return (*known_rivals(), *map(load_rival, names))
+
+
+def _check_functions(names: list[str]) -> None:
+    from kvgen.bench.functions import FUNCTIONS
+
+    known = [function.name for function in FUNCTIONS]
+    if unknown := [name for name in names if name not in known]:
+        message = f"no benchmark is named {', '.join(unknown)}"
+        raise KvgenError(Diagnostic("KV710", message, hint=f"there are {', '.join(known)}"))
+
+
+def _measure(layouts: list[Layout], plan: Plan, clock: Clock | None, check: bool, found: list[Diagnostic]) -> Run:
+    """Every row of every layout; tables are printed as they are done. What is not timed is among ``found``."""
+    from kvgen.bench import run, table
+    from kvgen.bench.results import Run
+
+    name, versions = run.environment(plan.device, plan.rivals)
+    rate = clock.copy_rate() if clock else None
+    add = clock.host_time([run.yardstick(plan.device)]) if clock else None
+    result = Run(name, time.strftime("%Y-%m-%d", time.gmtime()), versions, plan.pool_tokens, rate, add, ())
+    typer.echo(table.heading(result))
+    rows: list[Row] = []
+    with _progress(len(layouts)) as tell:
+        for layout, module in _modules(layouts):
+            own = _rows(layout, module, plan, clock, check, found, tell)
+            if own:
+                _print(own, rate)
+            rows += own
+    return replace(result, rows=tuple(rows))
+
+
+def _modules(layouts: list[Layout]) -> Iterator[tuple[Layout, ModuleType]]:
+    from kvgen import runtime
+    from kvgen.emit.render import render_all
+
+    texts = render_all(layouts)
+    for layout in layouts:
+        yield layout, runtime.import_module(layout.name, texts[f"{layout.name}.py"])
+
+
+def _rows(
+    layout: Layout,
+    module: ModuleType,
+    plan: Plan,
+    clock: Clock | None,
+    check: bool,
+    found: list[Diagnostic],
+    tell: Callable[[str, bool], None],
+) -> list[Row]:
+    """The rows of one layout, none where the harness fails, those before it if the device's memory runs out."""
+    import torch
+
+    from kvgen.bench import run
+
+    rows: list[Row] = []
+    tell(f"{layout.name}: harness" if check else layout.name, False)
+    findings = run.harness_findings(layout, module, plan) if check else []
+    found += findings
+    if not findings:
+        try:
+            for row in run.measure(layout, module, plan, clock):
+                rows.append(row)
+                tell(f"{layout.name}: {row.function} of {row.tokens} tokens", False)
+        except torch.OutOfMemoryError:
+            message = f"{layout.name}: the memory of the device is too small for a pool of {plan.pool_tokens} tokens"
+            found.append(Diagnostic("KV744", message, hint="--pool-tokens takes a smaller one"))
+    tell(layout.name, True)
+    return rows
+
+
+@contextmanager
+def _progress(layouts: int) -> Iterator[Callable[[str, bool], None]]:
+    """A bar on a terminal, nothing elsewhere: a function that is told what was done and whether a layout is through."""
+    if not sys.stderr.isatty():
+        yield lambda what, through: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=layouts)
+        yield lambda what, through: bar.update(task, description=what, advance=int(through))
+
+
+def _print(rows: list[Row], copy_rate: float | None) -> None:
+    from rich.console import Console
+
+    from kvgen.bench import table
+
+    console = Console(width=console_width(), highlight=False)
+    console.print()
+    console.print(table.layout_table(rows, copy_rate))
+    for note in table.notes(rows):
+        console.print(f"  {note}", markup=False)
+
+
+def _write_json(result: Run, path: Path) -> None:
+    from kvgen.bench.results import to_json
+    from kvgen.emit.write import write_files
+
+    write_files(path.parent, {path.name: to_json(result)})

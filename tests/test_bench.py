@@ -1,0 +1,594 @@
+"""``kvgen bench`` without a GPU: inputs, what is compared, who is refused, and all that is made of times."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvgen import harness
+from kvgen.bench import plot, results, rivals, run, table, timing
+from kvgen.bench.functions import FUNCTIONS
+from kvgen.bench.results import Row, Run, Timing
+from kvgen.bench.rivals import Rival
+from kvgen.bench.task import PROMPT, Scene, number_of_sets
+from kvgen.diagnostics import KvgenError
+from kvgen.resolve import load_text
+from tests import rivals as adapters
+from tests.command import kvgen
+from tests.generated import ROOT, module_of, shipped
+from tools import make_benchmarks
+
+command = sys.modules["kvgen.cli.bench"]  # the package has the function under that name
+
+
+class FakeClock:
+    """Times that follow from how often it was asked: 10 µs, 20 µs, … on the device, 4 µs on the host."""
+
+    def __init__(self):
+        self.asked = []
+
+    def device_time(self, calls):
+        self.asked.append(len(calls))
+        calls[0]()
+        return 10.0 * len(self.asked)
+
+    def host_time(self, calls):
+        return 4.0
+
+    def copy_rate(self):
+        return 4e12
+
+
+def plan(*tokens, functions=None, against=(), **options):
+    return run.Plan("cpu", tokens, functions, tuple(against), 0, 0, **options)
+
+
+def measured(name, *tokens, functions=None, against=(), clock=None):
+    layout = shipped(name) if isinstance(name, str) else name
+    return list(run.measure(layout, module_of(layout), plan(*tokens, functions=functions, against=against), clock))
+
+
+TORCH = Rival("torch", rivals.torch_indexing)
+SMALL = """
+name: small
+axes: {head: 2, dim: 8}
+block_size: 4
+buffers:
+  k: {holds: key, order: block head dim//4 slot dim%4}
+  v: {holds: value, order: block slot head dim}
+"""
+
+
+# inputs
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 300, PROMPT + 9])
+def test_slots_are_distinct_and_the_tables_lead_to_them(tokens):
+    layout = load_text(SMALL + "slots: {skip: 0}\n")
+    scene = Scene(layout, "cpu", tokens)
+    first, second = scene.tasks(tokens, 2)
+    assert not torch.equal(first.slots, second.slots) or tokens == 1
+    for task in (first, second):
+        assert len(task.slots.unique()) == tokens
+        assert 0 < int(task.slots.min()) <= int(task.slots.max()) < scene.sizes.slots
+        rows = task.block_table[task.request_ids].long()
+        blocks = rows.gather(1, (task.positions // 4)[:, None]).flatten()
+        assert torch.equal(blocks * 4 + task.positions % 4, task.slots)
+        counts = task.cu_seq_lens.diff()
+        assert torch.equal(task.seq_lens, task.starts + counts)
+        assert task.cu_seq_lens.tolist()[:: len(counts)] == [0, tokens]
+        assert torch.equal(task.request_ids.bincount(), counts)
+        assert [s.shape for s in task.streams.values()] == [(tokens, 2, 8)] * 2
+    assert len(counts) == {1: 1, 5: 5, 300: 1, PROMPT + 9: 2}[tokens]
+    again = Scene(layout, "cpu", tokens).tasks(tokens, 1)[0]
+    assert torch.equal(again.streams["key"], first.streams["key"])
+
+
+def test_streams_are_slices_of_one_projection():
+    task = Scene(shipped("paged_nhd"), "cpu", 2).tasks(2, 1)[0]
+    key, value = task.streams.values()
+    assert key.stride(0) == value.stride(0) == (32 + 8 + 8) * 128
+    assert value.data_ptr() - key.data_ptr() == 8 * 128 * 2
+
+
+def test_a_pool_is_as_large_as_asked_and_never_too_small():
+    assert Scene(shipped("paged_nhd"), "cpu", 1, 1000).sizes.blocks == 62
+    assert Scene(shipped("cross_layer_nhd"), "cpu", 1, 1024).sizes.blocks == 16  # of four layers
+    assert Scene(shipped("paged_nhd"), "cpu", 300, 16).sizes.blocks == 20
+
+
+def test_open_extents_are_likely_ones():
+    text = "name: x\naxes: {head: dynamic, dim: dynamic}\nblock_size: dynamic\nbuffers:\n"
+    layout = load_text(
+        text + "  k: {holds: key, order: block slot head dim}\n  v: {holds: value, order: block slot head dim}\n"
+    )
+    scene = Scene(layout, "cpu", 1, 64)
+    assert [tuple(b.shape) for b in scene.buffers.values()] == [(4, 16, 8, 128)] * 2
+    assert scene.extents == {"slot": 16, "head": 8, "dim": 128}
+
+
+def test_sets_do_not_fit_into_the_cache_together():
+    assert number_of_sets(1 << 20, 50 << 20) == 64
+    assert number_of_sets(5 << 20, 50 << 20) == 20
+    assert number_of_sets(1 << 28, 50 << 20) == 8
+
+
+# results are compared
+
+
+@pytest.mark.parametrize("name", ["paged_x_vector", "mla_fp8_record", "cross_layer_nhd", "nhd_int4_group", "swa_nhd"])
+def test_torch_finds_the_same_bytes(name):
+    rows = measured(name, 3, against=[TORCH])
+    functions = ["gather", "gather_paged"] if name == "nhd_int4_group" else ["append", "gather", "gather_paged"]
+    assert [row.function for row in rows] == functions
+    assert [[t.name for t in row.timings] for row in rows] == [["kvgen", "torch"]] * len(functions)
+    assert [t.note for row in rows for t in row.timings] == [""] * 2 * len(functions)
+
+
+def test_prompts_too():
+    rows = measured(load_text(SMALL), 270, against=[TORCH])
+    assert [(row.function, row.bytes) for row in rows] == [(f.name, 270 * 128) for f in FUNCTIONS]
+    assert all(timing.note == "" for row in rows for timing in row.timings)
+
+
+def test_of_a_shard_nothing_is_gathered_by_pages():
+    rows = measured("context_parallel_nhd", 1)
+    assert [row.function for row in rows] == ["append", "gather"]
+
+
+def test_an_adapter_that_agrees_is_timed():
+    clock = FakeClock()
+    rows = measured("paged_nhd", 2, against=[Rival("mine", adapters.right)], clock=clock)
+    assert [[(t.name, t.device_us, t.host_us, t.note) for t in row.timings] for row in rows] == [
+        [("kvgen", 10.0, 4.0, ""), ("mine", 20.0, 4.0, "")],
+        [("kvgen", 30.0, 4.0, ""), ("mine", 40.0, 4.0, "")],
+        [("kvgen", 50.0, 4.0, "")],
+    ]
+    assert clock.asked == [8] * 5
+    assert rows[0].rate(rows[0].ours) == pytest.approx(2 * 8192 / 10e-6)
+    assert rows[0].ratio(rows[0].timings[1]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("adapter", "notes"),
+    [
+        (adapters.off_by_one, [r"differs: byte \d+ and \d+ more of 65536 of key_cache", "gives 1 tensors, not 2"]),
+        (adapters.broken, ["raised RuntimeError: no kernel"] * 2),
+    ],
+)
+def test_an_adapter_that_differs_is_said_and_not_timed(adapter, notes):
+    clock = FakeClock()
+    rows = measured("paged_nhd", 2, functions=("append", "gather"), against=[Rival("bad", adapter), TORCH], clock=clock)
+    for row, note in zip(rows, notes, strict=True):
+        ours, bad, torch_ = row.timings
+        assert (bad.device_us, bad.host_us) == (None, None)
+        assert re.fullmatch(note, bad.note)
+        assert ours.device_us
+        assert torch_.device_us
+    assert len(clock.asked) == 4
+
+
+def test_differences_are_counted_over_parts(monkeypatch):
+    monkeypatch.setattr(run, "PART", 4)
+    left, right = torch.zeros(11, dtype=torch.uint8), torch.zeros(11, dtype=torch.uint8)
+    right[[5, 7, 10]] = 1
+    assert run._unequal(left, right) == "byte 5 and 2 more of 11"
+
+
+def test_rows_of_another_type_or_shape_differ():
+    for change, note in ((lambda x: x.float(), "torch.float32"), (lambda x: x[:1], r"(1, 8, 128)")):
+        adapter = Rival(
+            "bad", lambda task, change=change: lambda: tuple(change(x) for x in rivals.torch_indexing(task)())
+        )
+        ((row),) = measured("paged_nhd", 2, functions=("gather",), against=[adapter])
+        assert note in row.timings[1].note
+        assert row.timings[1].note.startswith("differs: key is ")
+
+
+def test_what_cannot_be_captured_has_a_host_time_only():
+    (row,) = measured("nhd_fp8_tensor", 2, functions=("append",), against=[TORCH], clock=FakeClock())
+    assert row.timings[1] == Timing("torch", None, 4.0, "not captured in a graph")
+    assert row.ratio(row.timings[1]) is None
+
+
+# libraries
+
+
+def flashinfer_semantics(key, value, batch, positions, pool, indices, indptr, last, kv_layout="NHD"):
+    """What its documentation says, token by token."""
+    assert {t.dtype for t in (batch, positions, indices, indptr, last)} == {torch.int32}
+    for t in range(len(key)):
+        request, position = int(batch[t]), int(positions[t])
+        size = pool[0].shape[1 if kv_layout == "NHD" else 2]
+        pages = int(indptr[request + 1] - indptr[request])
+        assert position < (pages - 1) * size + int(last[request]) <= pages * size
+        page, entry = int(indices[int(indptr[request]) + position // size]), position % size
+        for cache, rows in zip(pool, (key, value), strict=True):
+            where = cache[page, entry] if kv_layout == "NHD" else cache[page, :, entry]
+            where.copy_(rows[t])
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """Stand-ins for FlashInfer and for vLLM's operator, on the CPU."""
+    module = types.ModuleType("flashinfer")
+    module.layouts = []
+
+    def append_paged_kv_cache(*arguments):
+        module.layouts.append(arguments[-1])
+        assert arguments[4][0].stride() == arguments[4][1].stride()
+        flashinfer_semantics(*arguments)
+
+    module.append_paged_kv_cache = append_paged_kv_cache
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm._C", types.ModuleType("vllm._C"))
+    library = torch.library.Library("_C_cache_ops", "FRAGMENT")
+    library.define(
+        "reshape_and_cache_flash(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, "
+        "Tensor slot_mapping, str kv_cache_dtype, Tensor k_scale, Tensor v_scale) -> ()"
+    )
+
+    def reshape_and_cache_flash(key, value, key_cache, value_cache, slots, kind, k_scale, v_scale):
+        size = key_cache.shape[1]
+        for rows, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
+            if kind == "fp8":
+                rows = (rows.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
+            cache[slots // size, slots % size] = rows
+
+    library.impl("reshape_and_cache_flash", reshape_and_cache_flash, "CPU")
+    yield module
+    library._destroy()
+
+
+LIBRARIES = (Rival("flashinfer", rivals.flashinfer_append), Rival("vllm", rivals.vllm_append))
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [("paged_nhd", ["NHD"]), ("packed_hnd", ["HND"]), ("cross_layer_nhd", ["NHD"]), ("nhd_fp8_tensor", [])],
+)
+def test_libraries_are_called_as_they_want(libraries, name, kinds):
+    (row,) = measured(name, 3, functions=("append",), against=LIBRARIES)
+    assert {t.name: t.note for t in row.timings[1:]} == {"flashinfer": "", "vllm": ""} if kinds else {"vllm": ""}
+    assert libraries.layouts == kinds
+
+
+def test_prompts_of_flashinfer(libraries):
+    layout = load_text(SMALL.replace("head dim//4 slot dim%4", "slot head dim"))
+    rows = measured(layout, 270, functions=("append",), against=LIBRARIES)
+    assert [timing.note for timing in rows[0].timings] == ["", "", ""]
+
+
+@pytest.mark.parametrize("name", ["paged_x_vector", "mla", "nhd_fp8_token_head", "swa_nhd", "nhd_bf16k_fp8v"])
+def test_libraries_do_not_take_part_where_they_cannot(libraries, name):
+    layout = shipped(name)
+    task = Scene(layout, "cpu", 2).tasks(2, 1)[0]
+    found = [rival.adapter(task.of(f.name)) for rival in LIBRARIES for f in FUNCTIONS]
+    allowed = 1 if name == "swa_nhd" else 0  # FlashInfer takes pages, which a remap table is not asked about
+    assert sum(call is not None for call in found) <= allowed
+
+
+def test_known_rivals_are_those_that_are_installed(monkeypatch):
+    assert [rival.name for rival in rivals.known_rivals()] == ["torch"]
+    module = types.ModuleType("flashinfer")
+    module.__version__ = "0.6.18"
+    module.__spec__ = object()
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    assert [(rival.name, rival.version) for rival in rivals.known_rivals()] == [("torch", ""), ("flashinfer", "0.6.18")]
+
+
+def test_adapters_by_name():
+    assert rivals.load_rival("tests.rivals:right") == Rival("tests.rivals:right", adapters.right)
+    for name in ("nowhere:f", "tests.rivals:nothing", "tests.rivals", "tests.rivals:number", ":", ""):
+        with pytest.raises(KvgenError) as caught:
+            rivals.load_rival(name)
+        assert [d.code for d in caught.value.diagnostics] == ["KV742"]
+
+
+# the clock
+
+
+class FakeCuda:
+    """Records what is captured; every event is 3 ms later than the one before."""
+
+    def __init__(self):
+        self.events = self.captured = self.replays = 0
+        self.capturing = False
+        outer = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                outer.events += 1
+                self.at = outer.events
+
+            def elapsed_time(self, other):
+                return (other.at - self.at) * 3.0
+
+        class CUDAGraph:
+            def replay(self):
+                outer.replays += 1
+
+        self.Event, self.CUDAGraph = Event, CUDAGraph
+
+    @contextlib.contextmanager
+    def graph(self, graph):
+        self.capturing = True
+        yield
+        self.capturing = False
+
+    def synchronize(self):
+        assert not self.capturing
+
+    def mem_get_info(self):
+        return 4096, 4096
+
+    def call(self):
+        self.captured += self.capturing
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(timing, "SETTLE", 0.0)
+    monkeypatch.setattr(torch, "cuda", FakeCuda())
+    return timing.CudaClock()
+
+
+def test_a_graph_goes_through_all_calls_and_is_divided_by_them(clock):
+    assert clock.device_time([clock.cuda.call] * 8) == 3000 / 64
+    assert clock.cuda.captured == 64
+    assert clock.device_time([clock.cuda.call] * 50) == 3000 / 100
+    assert clock.cuda.replays == 2 * timing.REPLAYS
+
+
+def test_a_slow_call_is_not_made_a_hundred_times(clock, monkeypatch):
+    now, made = [0.0], [0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def call(seconds):
+        made[0] += 1
+        now[0] += seconds
+
+    assert clock.host_time([lambda: call(5e-6)]) == pytest.approx(5)
+    assert made[0] == 2 + timing.HOST_ROUNDS * timing.HOST_CALLS
+    made[0] = 0
+    assert clock.host_time([lambda: call(0.5)]) == pytest.approx(500_000)
+    assert made[0] == 2 + timing.HOST_ROUNDS
+
+
+# what is made of times
+
+RUN = Run(
+    "NVIDIA H200",
+    "2026-11-29",
+    {"kvgen": "0.1.0", "torch": "2.11.0", "flashinfer": "0.6.18"},
+    1 << 20,
+    4.25e12,
+    6.5,
+    (
+        Row("paged_nhd", "append", 32, 262144, 64, (Timing("kvgen", 1.46, 9.5), Timing("torch", 12.0, 30.0))),
+        Row(
+            "paged_nhd",
+            "append",
+            32768,
+            268435456,
+            8,
+            (
+                Timing("kvgen", 69.9, 9.7),
+                Timing("torch", 387.0, 31.0),
+                Timing("flashinfer", 73.9, 14.0),
+                Timing("mine:f", None, None, "differs: byte 5 and 2 more of 8 of key_cache"),
+            ),
+        ),
+        Row("mla", "append", 32, 73728, 64, (Timing("kvgen", 1.51, 9.4),)),
+        Row(
+            "mla",
+            "gather",
+            32,
+            73728,
+            64,
+            (Timing("kvgen", 1.3, 20.0), Timing("torch", None, 900.0, "not captured in a graph")),
+        ),
+    ),
+)
+
+
+def test_json_reads_back_and_has_the_rates():
+    text = results.to_json(RUN)
+    assert results.from_json(text, "x") == RUN
+    row = json.loads(text)["rows"][1]
+    assert row["timings"][0]["bytes_per_s"] == pytest.approx(3.8403e12, rel=1e-4)
+    assert row["timings"][0]["of_copy_rate"] == pytest.approx(0.9036, rel=1e-4)
+    assert row["timings"][2]["ratio"] == pytest.approx(73.9 / 69.9)
+    assert row["timings"][3]["bytes_per_s"] is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "rows": [{}]}'])
+def test_other_json_is_refused(text):
+    with pytest.raises(KvgenError) as caught:
+        results.from_json(text, "some.json")
+    assert [d.code for d in caught.value.diagnostics] == ["KV743"]
+
+
+def test_a_table_has_times_rates_and_ratios(capsys):
+    from rich.console import Console
+
+    rows = [row for row in RUN.rows if row.layout == "paged_nhd"]
+    Console(width=200).print(table.layout_table(rows, RUN.copy_rate))
+    title, head, first, second = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert title == "paged_nhd"
+    assert head.startswith("function tokens bytes kvgen µs GB/s of copy host µs torch µs host µs flashinfer µs")
+    assert first == "append 32 262,144 1.46 180 4% 9.50 12.0 ×8.22 30.0"
+    assert second == "append 32768 268,435,456 69.9 3840 90% 9.70 387 ×5.54 31.0 73.9 ×1.06 14.0 – –"
+    assert table.notes(rows) == ["append, mine:f, 32768 tokens: differs: byte 5 and 2 more of 8 of key_cache"]
+
+
+def test_markdown():
+    assert table.markdown(RUN, "append", ["mla", "paged_nhd"]) == (
+        "| append | 32 tokens | 32768 |\n"
+        "|---|---|---|\n"
+        "| mla | 1.51 | – |\n"
+        "| paged_nhd | 1.46 | 69.9 (3.84 TB/s, 90%) |\n"
+        "| – torch | 12.0 (×8.22) | 387 (×5.54) |\n"
+        "| – flashinfer 0.6.18 | – | 73.9 (×1.06) |\n"
+    )
+    assert table.host_markdown(RUN) == (
+        "| eager call | median, µs | range |\n"
+        "|---|---|---|\n"
+        "| append, kvgen | 9.50 | 9.40 – 9.70 |\n"
+        "| append, torch | 31.0 | 30.0 – 31.0 |\n"
+        "| append, flashinfer 0.6.18 | 14.0 | 14.0 – 14.0 |\n"
+        "| gather, kvgen | 20.0 | 20.0 – 20.0 |\n"
+        "| `slots.add_(0)` of torch | 6.50 | |\n"
+    )
+
+
+def test_pages_are_filled_between_their_marks(tmp_path):
+    page, picture, data = tmp_path / "page.md", tmp_path / "append.svg", tmp_path / "run.json"
+    page.write_text(
+        "a\n<!-- bench: machine -->\nold\n<!-- end of bench -->\nb\n<!-- bench: append mla -->\n<!-- end of bench -->\n"
+    )
+    data.write_text(results.to_json(RUN))
+    arguments = [str(data), "--page", str(page), "--plot", str(picture), "--layouts", "paged_nhd", "mla"]
+    assert make_benchmarks.main(arguments) == 0
+    text = page.read_text()
+    assert text == make_benchmarks.filled(text, RUN)
+    assert text.splitlines()[:3] == ["a", "<!-- bench: machine -->", ""]
+    assert "NVIDIA H200, kvgen 0.1.0, torch 2.11.0, flashinfer 0.6.18, 2026-11-29; a copy runs at 4.25 TB/s" in text
+    assert text.endswith("| mla | 1.51 (0.05 TB/s, 1%) |\n\n<!-- end of bench -->\n")
+    assert "old" not in text
+    assert picture.read_bytes().startswith(b"<?xml")
+    data.write_text("{}")
+    assert make_benchmarks.main(arguments) == 1
+
+
+def test_the_same_run_gives_the_same_picture(tmp_path):
+    for name in ("a.svg", "b.svg", "c.png"):
+        plot.plot(RUN, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    plot.plot(replace(RUN, rows=RUN.rows[:1]), tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() != (tmp_path / "b.svg").read_bytes()
+
+
+# the command
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    monkeypatch.setattr(command, "device_and_clock", lambda dry_run: ("cpu", None if dry_run else FakeClock()))
+    monkeypatch.setattr(run, "last_level_cache", lambda device: 0)
+
+
+def test_a_run_is_printed_and_written(folder, timed):
+    arguments = ("bench", "paged_nhd", "--tokens", "2", "--function", "append", "--no-check", "--pool-tokens", 64)
+    result = kvgen(*arguments, "--against", "tests.rivals:right", "--json", "a/b.json", "--plot", "a/b.svg")
+    assert (result.code, result.err) == (0, "")
+    assert "a copy runs at 4.00 TB/s; slots.add_(0) takes 4.00 µs of its caller" in result.out.splitlines()[0]
+    assert "append         2  16,384      10.0   1.6       0%     4.00  20.0 ×2.00" in result.out
+    written = results.from_json(Path("a/b.json").read_text(), "")
+    assert [timing.name for timing in written.rows[0].timings] == ["kvgen", "torch", "tests.rivals:right"]
+    assert (written.pool_tokens, written.copy_rate, written.add_us) == (64, 4e12, 4.0)
+    assert Path("a/b.svg").exists()
+
+
+def test_what_the_harness_finds_wrong_is_not_timed(folder, timed, monkeypatch):
+    original = harness.run
+    asked = []
+
+    def failing(layout, module, **options):
+        asked.append(options["only"])
+        del module.append
+        return original(layout, module, **options | {"only": ["append/T1", "append/T0"]})
+
+    monkeypatch.setattr(harness, "run", failing)
+    arguments = ("bench", "paged_nhd", "--tokens", "1", "--function", "append", "--pool-tokens", "64")
+    result = kvgen(*arguments, "--json", "a.json")
+    assert result.code == 1
+    assert result.err.startswith("error[KV741]: paged_nhd is not timed: the harness fails in append/T0 and 1 more")
+    assert "  help: `kvgen test paged_nhd` says what differs" in result.err
+    assert asked == [["append"]]
+    assert results.from_json(Path("a.json").read_text(), "").rows == ()
+    assert kvgen(*arguments, "--no-check").code == 0
+
+
+def test_a_dry_run_times_nothing(folder):
+    Path("small.yaml").write_text(SMALL)
+    result = kvgen("bench", "small.yaml", "--dry-run", "--function", "gather")
+    assert (result.code, result.err) == (0, "")
+    lines = [line.split() for line in result.out.splitlines()[-3:]]
+    assert lines == [
+        ["function", "tokens", "bytes", "torch"],
+        ["gather", "1", "128", "same", "bytes"],
+        ["gather", "32", "4,096", "same", "bytes"],
+    ]
+
+
+def test_memory_that_is_too_small_ends_a_layout_not_the_run(folder, timed, monkeypatch):
+    def scarce(layout, *rest):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+        yield
+
+    monkeypatch.setattr(run, "measure", scarce)
+    result = kvgen("bench", "paged_nhd", "mla", "--no-check")
+    assert result.code == 2
+    assert result.err.count("error[KV744]") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (
+            [],
+            2,
+            "error[KV713]: torch finds no CUDA device\n  help: nothing is timed on a CPU; --dry-run does everything",
+        ),
+        (["--tokens", "1,x"], 2, "is no list of numbers"),
+        (["--tokens", "0"], 2, "is no list of numbers"),
+        (["--tokens", ""], 2, "is no list of numbers"),
+        (["--dry-run", "--json", "x.json"], 2, "a dry run has no times to write"),
+        (["--dry-run", "--against", "nowhere:f"], 2, "error[KV742]: nowhere:f cannot be imported"),
+        (["--dry-run", "--function", "nothing"], 2, "error[KV710]"),
+    ],
+)
+def test_called_wrongly(folder, monkeypatch, arguments, code, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = kvgen("bench", "paged_nhd", *arguments)
+    assert result.code == code
+    assert said in " ".join(result.err.split()) or said in result.err
+
+
+def test_without_matplotlib(folder, monkeypatch):
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    result = kvgen("bench", "paged_nhd", "--plot", "x.svg")
+    assert result.code == 2
+    assert result.err.startswith(
+        "error[KV714]: a plot needs matplotlib, which is not installed\n  help: it is in the extra"
+    )
+
+
+def test_the_adapter_of_the_docs_does_what_they_say(folder, monkeypatch):
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    ((path, program),) = re.findall(r"^<!-- file: (\S+) -->\n```python\n(.*?)^```", page, re.M | re.S)
+    (arguments,) = re.findall(r"^kvgen (bench .* --against .*)$", page, re.M)
+    Path(path).write_text(program)
+    result = kvgen(*arguments.split())
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines()[-1].split() == ["append", "2", "16,384", "same", "bytes", "same", "bytes"]
