@@ -20,11 +20,12 @@ total_tokens zero_skipped
 """
 
 _VARIABLES = """
-address addresses amax annotations arguments bits block_table_stride column compiled contextlib current_device dim_byte
-dim_group dim_lane driver dtypes exact first first_block first_slot flags function given grid highest hooks in_range
-index inside inverse known launch launches length limit lowest metadata name ndim num_columns num_out num_rows num_slots
-numbers offset outer reach run_number run_slot runner scale search_step shape size slot_number start step steps stored
-stream_of stride stride_unit strides t tensor tensors tl tokens torch triton unit valid watchers whole written x y zero
+amax arguments bits block_table_stride column compiled contextlib current_device dim_byte dim_group dim_lane driver
+dtypes entering exact find first first_block first_slot flags function given grid highest hooks in_range index inside
+inverse keep known latest launch leaving length limit lowest metadata name ndim nested num_columns num_out num_rows
+num_slots numbers offset outer reach run_number run_slot runner same scale search_step self shape shapes size
+slot_number start starts step steps stored stream_of stride stride_unit strides t tensor TensorGuards tensors tl
+tokens torch triton unit valid whole written zero
 """
 
 _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())

@@ -25,9 +25,11 @@ class Recorder:
 
 
 @pytest.fixture
-def driver():
+def driver(monkeypatch):
     """A driver on whose device 0 stream 77 is current; Triton's own is back afterwards."""
-    stub = SimpleNamespace(get_current_stream=lambda device: 77 + device, get_current_device=lambda: 0)
+    stub = SimpleNamespace(get_current_stream=lambda device: 77 + device, current=0)
+    stub.get_current_device = lambda: stub.current
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", stub.get_current_device, raising=False)
     before = triton.runtime.driver._active if hasattr(triton.runtime.driver, "_active") else None
     triton.runtime.driver.set_active(stub)
     yield stub
@@ -57,7 +59,7 @@ def compiled(runner: object) -> SimpleNamespace:
 def test_a_kept_launch_hands_over_what_triton_does(module, driver) -> None:
     runner = launcher()
     launch = module._direct(compiled(runner), 0, (33, 8), (5, 6), 3)
-    assert launch((16, 32, 64), 2) is True
+    assert launch(16 | 32 | 64, (16, 32, 64, 2)) is True
     runner(33, 8, 1, 77, 1234, (4, 1, 0), None, None, None, 16, 32, 64, 2, 5, 6)
     mine, theirs = runner.launch.calls
     assert mine == theirs
@@ -68,20 +70,20 @@ def test_a_kept_launch_hands_over_what_triton_does(module, driver) -> None:
 def test_a_kept_launch_gives_way(module, driver) -> None:
     runner = launcher()
     launch = module._direct(compiled(runner), 0, (33,), (5,), 3)
-    assert launch((16, 24), 2) is False  # an address off 16 bytes
-    assert launch((16, 32), 3) is False  # a layer that is not there
-    assert launch((16, 32), -1) is False
-    driver.get_current_device = lambda: 1
-    assert module._direct(compiled(runner), 0, (33,), (5,), 3)((16, 32), 2) is False  # another device is current
-    driver.get_current_device = lambda: 0
-    hook = triton.knobs.runtime.launch_enter_hook
-    hook.calls.append(print)
-    try:
-        assert launch((16, 32), 2) is False  # a profiler wants to see launches
-    finally:
-        hook.calls.clear()
+    assert launch(16 | 24, (16, 24, 2)) is False  # an address off 16 bytes
+    assert launch(48, (16, 32, 3)) is False  # a layer that is not there
+    assert launch(48, (16, 32, -1)) is False
+    driver.current = 1
+    assert launch(48, (16, 32, 2)) is False  # another device is current
+    driver.current = 0
+    for hook in (triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook):
+        hook.calls.append(print)
+        try:
+            assert launch(48, (16, 32, 2)) is False  # a profiler wants to see launches
+        finally:
+            hook.calls.clear()
     assert runner.launch.calls == []
-    assert launch((16, 32), 2) is True
+    assert launch(48, (16, 32, 2)) is True
 
 
 def test_unknown_launchers_are_left_to_triton(module, driver) -> None:
@@ -96,32 +98,93 @@ def tensors(count: int = 4) -> tuple[torch.Tensor, ...]:
     return tuple(torch.zeros(count, 8, dtype=torch.bfloat16) for _ in range(3))
 
 
+def keep(module, kept, given: tuple[torch.Tensor, ...]) -> Recorder:
+    """Keeps a launch for tensors; what it would start is recorded."""
+    runner = launcher()
+    kept.keep(given, compiled(runner), (1,), ())
+    return runner.launch
+
+
 def test_only_aligned_tensors_are_kept(module, driver) -> None:
-    launches: dict = {}
+    kept = module._Kept()
     odd = torch.zeros(64, dtype=torch.bfloat16)[1:33].view(4, 8)
-    module._keep(launches, (odd, *tensors()), compiled(launcher()), (1,), ())
-    assert launches == {}
-    module._keep(launches, tensors(), compiled(launcher()), (1,), ())
-    assert list(launches) == [(((4, 8), (8, 1), torch.bfloat16, -1),) * 3]
+    keep(module, kept, (odd, *tensors()))
+    assert kept.known == {}
+    keep(module, kept, tensors())
+    assert list(kept.known) == [(((4, 8), (8, 1), torch.bfloat16, -1, False),) * 3]
 
 
 def test_what_is_kept_is_bounded(module, driver) -> None:
-    launches: dict = {}
+    kept = module._Kept()
     for count in range(1, 1030):
-        module._keep(launches, tensors(count), compiled(launcher()), (1,), ())
-    assert len(launches) == 1029 - 1024
+        keep(module, kept, tensors(count))
+    assert len(kept.known) == 1029 - 1024
+
+
+def kinds() -> list[torch.Tensor]:
+    """Tensors of [4, 8] that a launch for the first must not be used for."""
+    plain = torch.zeros(4, 8, dtype=torch.bfloat16)
+    return [
+        plain,
+        plain[:3],
+        torch.zeros(4, 16, dtype=torch.bfloat16)[:, :8],
+        plain.to(torch.float16),
+        plain.to("meta"),
+        plain[:, None],
+        torch._neg_view(plain),  # the same to look at, but for its negative bit
+        torch.nn.Parameter(plain),
+    ]
+
+
+def test_the_latest_tensors_are_known_at_once(module, driver) -> None:
+    given = tensors()
+    kept = module._Kept()
+    keep(module, kept, given)
+    same, launch = kept.latest
+    assert same(*given)
+    assert same(*tensors())
+    assert kept.find(*tensors()) is launch
+    for other in kinds()[1:]:
+        assert not same(given[0], other, given[2])
+    assert not same(given[0], None, given[2])
+    assert not same(given[0], 1.5, given[2])
+
+
+def test_tensors_of_other_kinds_find_their_own_launch(module, driver) -> None:
+    driver.current = -1  # that of tensors on the CPU
+    kept = module._Kept()
+    several = [(tensor, *tensors()) for tensor in kinds()[:-1] if tensor.device.type == "cpu"]
+    recorders = [keep(module, kept, given) for given in several]
+    for given, recorder in zip(several, recorders, strict=True):
+        launch = kept.find(*given)
+        assert launch(16, (16,))
+        assert kept.latest[1] is launch
+        assert len(recorder.calls) == 1
+    assert kept.find(several[0][0][:2], *several[0][1:]) is None
+    assert kept.find(None, 3) is None
+
+
+def test_without_guards_launches_are_looked_up(module, driver, monkeypatch) -> None:
+    monkeypatch.setattr(module, "TensorGuards", None)
+    kept = module._Kept()
+    given = tensors()
+    keep(module, kept, given)
+    same, launch = kept.latest
+    assert not same(*given)
+    assert kept.find(*given) is launch
 
 
 def test_threads_share_kept_launches(module, driver) -> None:
-    launches: dict = {}
+    driver.current = -1
+    kept = module._Kept()
     failures: list[BaseException] = []
 
     def work(seed: int) -> None:
         try:
             for count in range(1, 200):
                 given = tensors(1 + (count * seed) % 37)
-                module._keep(launches, given, compiled(launcher()), (1,), ())
-                launches[tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in given)]((16,))
+                keep(module, kept, given)
+                assert kept.find(*given)(16, (16,))
         except BaseException as failure:
             failures.append(failure)
 
@@ -131,4 +194,4 @@ def test_threads_share_kept_launches(module, driver) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-    assert len(launches) == 37
+    assert len(kept.known) == 37

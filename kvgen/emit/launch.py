@@ -87,10 +87,13 @@ class Function:
     kernel: Kernel
     grid: str
     arguments: tuple[str, ...]
-    tensors: tuple[str, ...]  # those handed to the kernel, then, in a kept launch, what else changes from call to call
+    given: str  # the tensors that the kernel takes; then, in a kept launch, what else changes from call to call
     handed: str  # the tensors as the kernel takes them
     index: str
+    started: str
+    starts: str
     addresses: str
+    bits: str
     numbers: str
     options: str
     strided: tuple[str, ...]
@@ -116,6 +119,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     encoded = any(layout.stream(copy.stream).encoding for copy in plan.copies)
     parameters = tuple(_parameters(layout, plan, held))
     checked = tuple(name for name in parameters if name != "*")
+    pointers = [arg.name for arg in kernel.args if arg.role == "pointer"]
     return Function(
         name=plan.name,
         summary=summary,
@@ -136,12 +140,13 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         kernel=kernel,
         grid=_grid(layout, kernel),
         arguments=tuple(arg.value for arg in kernel.args),
-        tensors=tuple(arg.name.removesuffix("_ptr") for arg in kernel.args if arg.role in ("pointer", "optional")),
+        given=", ".join(arg.name.removesuffix("_ptr") for arg in kernel.args if arg.role in ("pointer", "optional")),
         handed=", ".join(arg.value for arg in kernel.args if arg.role in ("pointer", "optional")),
         index="".join(f", {arg.value}" for arg in kernel.args if arg.role == "index"),
-        addresses=", ".join(
-            f"{arg.name.removesuffix('_ptr')}.data_ptr()" for arg in kernel.args if arg.role == "pointer"
-        ),
+        started="(*starts, layer)" if "layer" in checked else "starts",
+        starts=", ".join(pointers),
+        addresses=", ".join(f"{name.removesuffix('_ptr')}.data_ptr()" for name in pointers),
+        bits=" | ".join(pointers),
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"1 if num_tokens <= {FEW_TOKENS} else {kernel.schedule.tokens}",
         options=_options(kernel.schedule, encoded),
