@@ -25,6 +25,11 @@ import torch
 import triton
 import triton.language as tl
 
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None
+
 __all__ = [
     "LAYOUT",
     "allocate",
@@ -123,17 +128,19 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    try:
-        launch = _append_launches[
-            (key.shape, key.stride(), key.dtype, key.get_device()),
-            (value.shape, value.stride(), value.dtype, value.get_device()),
-            (key_cache.shape, key_cache.stride(), key_cache.dtype, key_cache.get_device()),
-            (value_cache.shape, value_cache.stride(), value_cache.dtype, value_cache.get_device()),
-            (key_scales.shape, key_scales.stride(), key_scales.dtype, key_scales.get_device()),
-            (value_scales.shape, value_scales.stride(), value_scales.dtype, value_scales.get_device()),
-            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
-        ]
-        addresses = (
+    same, launch = _append_kept.latest
+    if not same(key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping):
+        launch = _append_kept.find(key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
+    if launch:
+        starts = (
+            key_ptr,
+            value_ptr,
+            key_cache_ptr,
+            value_cache_ptr,
+            key_scales_ptr,
+            value_scales_ptr,
+            slot_mapping_ptr,
+        ) = (
             key.data_ptr(),
             value.data_ptr(),
             key_cache.data_ptr(),
@@ -142,14 +149,18 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value_scales.data_ptr(),
             slot_mapping.data_ptr(),
         )
-    except (AttributeError, KeyError):
-        launch = _unknown
-        addresses = ()
-    if not launch(addresses):
-        _append_checked(key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
-
-
-_append_launches = {}
+        if launch(
+            key_ptr
+            | value_ptr
+            | key_cache_ptr
+            | value_cache_ptr
+            | key_scales_ptr
+            | value_scales_ptr
+            | slot_mapping_ptr,
+            starts,
+        ):
+            return
+    _append_checked(key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
 
 
 def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping):
@@ -195,7 +206,7 @@ def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
-        _keep(_append_launches, given, compiled, grid, numbers)
+        _append_kept.keep(given, compiled, grid, numbers)
 
 
 def append_key(key, key_cache, key_scales, slot_mapping):
@@ -207,22 +218,19 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    try:
-        launch = _append_key_launches[
-            (key.shape, key.stride(), key.dtype, key.get_device()),
-            (key_cache.shape, key_cache.stride(), key_cache.dtype, key_cache.get_device()),
-            (key_scales.shape, key_scales.stride(), key_scales.dtype, key_scales.get_device()),
-            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
-        ]
-        addresses = (key.data_ptr(), key_cache.data_ptr(), key_scales.data_ptr(), slot_mapping.data_ptr())
-    except (AttributeError, KeyError):
-        launch = _unknown
-        addresses = ()
-    if not launch(addresses):
-        _append_key_checked(key, key_cache, key_scales, slot_mapping)
-
-
-_append_key_launches = {}
+    same, launch = _append_key_kept.latest
+    if not same(key, key_cache, key_scales, slot_mapping):
+        launch = _append_key_kept.find(key, key_cache, key_scales, slot_mapping)
+    if launch:
+        starts = key_ptr, key_cache_ptr, key_scales_ptr, slot_mapping_ptr = (
+            key.data_ptr(),
+            key_cache.data_ptr(),
+            key_scales.data_ptr(),
+            slot_mapping.data_ptr(),
+        )
+        if launch(key_ptr | key_cache_ptr | key_scales_ptr | slot_mapping_ptr, starts):
+            return
+    _append_key_checked(key, key_cache, key_scales, slot_mapping)
 
 
 def _append_key_checked(key, key_cache, key_scales, slot_mapping):
@@ -256,7 +264,7 @@ def _append_key_checked(key, key_cache, key_scales, slot_mapping):
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
-        _keep(_append_key_launches, given, compiled, grid, numbers)
+        _append_key_kept.keep(given, compiled, grid, numbers)
 
 
 def append_value(value, value_cache, value_scales, slot_mapping):
@@ -268,22 +276,19 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    try:
-        launch = _append_value_launches[
-            (value.shape, value.stride(), value.dtype, value.get_device()),
-            (value_cache.shape, value_cache.stride(), value_cache.dtype, value_cache.get_device()),
-            (value_scales.shape, value_scales.stride(), value_scales.dtype, value_scales.get_device()),
-            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
-        ]
-        addresses = (value.data_ptr(), value_cache.data_ptr(), value_scales.data_ptr(), slot_mapping.data_ptr())
-    except (AttributeError, KeyError):
-        launch = _unknown
-        addresses = ()
-    if not launch(addresses):
-        _append_value_checked(value, value_cache, value_scales, slot_mapping)
-
-
-_append_value_launches = {}
+    same, launch = _append_value_kept.latest
+    if not same(value, value_cache, value_scales, slot_mapping):
+        launch = _append_value_kept.find(value, value_cache, value_scales, slot_mapping)
+    if launch:
+        starts = value_ptr, value_cache_ptr, value_scales_ptr, slot_mapping_ptr = (
+            value.data_ptr(),
+            value_cache.data_ptr(),
+            value_scales.data_ptr(),
+            slot_mapping.data_ptr(),
+        )
+        if launch(value_ptr | value_cache_ptr | value_scales_ptr | slot_mapping_ptr, starts):
+            return
+    _append_value_checked(value, value_cache, value_scales, slot_mapping)
 
 
 def _append_value_checked(value, value_cache, value_scales, slot_mapping):
@@ -317,7 +322,7 @@ def _append_value_checked(value, value_cache, value_scales, slot_mapping):
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
-        _keep(_append_value_launches, given, compiled, grid, numbers)
+        _append_value_kept.keep(given, compiled, grid, numbers)
 
 
 def append_positions(
@@ -1260,18 +1265,40 @@ def _magnitude(x):
     return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _over(x, scale):
-    """x / scale by IEEE division; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale)))
+    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 where the scale is 0.
+
+    One reciprocal serves all values under a scale: with it, two corrections by fused multiply-adds give the rounded
+    quotient. Before, both are scaled by a power of two that brings the scale near 1, so that nothing on the way is lost.
+    Power and reciprocal are negative: a zero keeps its sign then.
+    """
+    if _EXACT_FMA:
+        size = tl.abs(scale)
+        bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
+        power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        divisor = tl.where((size == 0.0) | (size == float("inf")), 1.0, size * power)
+        power = tl.where(size < float("inf"), power, 0.0)
+        power = tl.where(scale > 0.0, power * -1.0, power)
+        inverse = -tl.div_rn(1.0, divisor)
+        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
+    return tl.where(scale == 0.0, 0.0, quotient)
 
 
 @triton.jit
 def _int8_codes_even(x, low: tl.constexpr, high: tl.constexpr):
     """To the nearest integer, ties to even, within low and high; NaN is 0."""
     x = tl.minimum(tl.maximum(tl.where(x != x, 0.0, x), low), high)
-    x = (x + 12582912.0) - 12582912.0  # 1.5 * 2**23: the sum has no room for a fraction
-    return x.to(tl.int8).to(tl.uint8, bitcast=True)
+    # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer.
+    return (x + 12582912.0).to(tl.uint32, bitcast=True).to(tl.uint8)
 
 
 @triton.jit
@@ -1380,52 +1407,82 @@ def _check_whole(name, index, start):
         raise ValueError(f"{name}: expected at least {start}, got {index}")
 
 
-def _unknown(addresses, *index):
+def _never(*tensors):
     return False
 
 
-def _keep(launches, tensors, compiled, grid, numbers, limit=0):
-    """Keep a launch for tensors of the same shapes, strides, types and devices, if it can be started directly."""
-    launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
-    if launch is None or any(t.data_ptr() % 16 for t in tensors):
-        return
-    if len(launches) >= 1024:
-        launches.clear()
-    launches[tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors)] = launch
+class _Kept:
+    """The launches of one function that were checked once, by what its tensors are; the latest is looked at first."""
+
+    def __init__(self):
+        self.latest = _never, None
+        self.known = {}
+
+    def find(self, *tensors):
+        """The launch kept for such tensors, which is the latest from now on."""
+        try:
+            self.latest = self.known[tuple(map(_kind, tensors))]
+        except (AttributeError, KeyError):
+            return None
+        return self.latest[1]
+
+    def keep(self, tensors, compiled, grid, numbers, limit=0):
+        """Keeps a launch, if it can be started directly."""
+        launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
+        if launch is None or any(t.data_ptr() % 16 for t in tensors):
+            return
+        if len(self.known) >= 1024:
+            self.known.clear()
+        self.latest = self.known[tuple(map(_kind, tensors))] = _same_as(tensors), launch
+
+
+def _kind(tensor):
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg()
+
+
+def _same_as(tensors):
+    """A function that compares the kinds of other tensors with these at once; it may say no where all is the same."""
+    if TensorGuards is None:
+        return _never
+    shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
 
 
 def _direct(compiled, device, grid, numbers, limit):
     """Starts a compiled kernel at given addresses, past Triton's own look-up; None if it is unknown how.
 
-    It returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current
-    device or while somebody watches launches, which all go the long way.
+    It takes all bits that any address has, and the addresses, followed by the index of a layer where there is one. It
+    returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current device
+    or while somebody watches launches, which all go the long way.
     """
     runner = getattr(compiled, "run", None)
     if type(runner).__name__ != "CudaLauncher" or runner.global_scratch_size or runner.profile_scratch_size:
         return None
     start, function, metadata = runner.launch, compiled.function, compiled.packed_metadata
-    flags = (runner.launch_cooperative_grid, runner.launch_pdl)
-    driver = triton.runtime.driver.active
-    stream_of, current_device = driver.get_current_stream, driver.get_current_device
-    hooks = triton.knobs.runtime
-    watchers = (hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls)
-    x, y = (*grid, 1)[:2]
-    annotations = getattr(runner, "arg_annotations", None)  # since Triton 3.7
+    size, flags = (*grid, 1, 1)[:3], (function, runner.launch_cooperative_grid, runner.launch_pdl)
+    driver, hooks = triton.runtime.driver.active, triton.knobs.runtime
+    stream_of = driver.get_current_stream
+    current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
+    entering, leaving = hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls
+    if hasattr(runner, "arg_annotations"):  # since Triton 3.7
+        nested = True
+        flags += (metadata, None, None, None, None, None, runner.arg_annotations, runner.kernel_signature)
+    else:
+        nested = False
+        flags += (None, None, metadata, None, None, None)
 
-    def launch(addresses, *index):
-        for address in addresses:
-            if address % 16:
-                return False
-        if current_device() != device or any(watchers) or (index and not 0 <= index[0] < limit):
+    def launch(bits, arguments):
+        if bits & 15 or entering or leaving or current_device() != device:
             return False
-        arguments = (*addresses, *index, *numbers)
-        if annotations is None:
-            start(x, y, 1, stream_of(device), function, *flags, None, None, metadata, None, None, None, *arguments)
-        else:
-            start(
-                x, y, 1, stream_of(device), function, *flags, metadata, None, None, None, None, None,
-                annotations, runner.kernel_signature, arguments,
-            )  # fmt: skip
+        if limit and not 0 <= arguments[-1] < limit:
+            return False
+        arguments += numbers
+        start(*size + (stream_of(device),) + flags + ((arguments,) if nested else arguments))
         return True
 
     return launch
+
+
+_append_kept = _Kept()
+_append_key_kept = _Kept()
+_append_value_kept = _Kept()

@@ -19,6 +19,11 @@ import torch
 import triton
 import triton.language as tl
 
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None
+
 __all__ = [
     "LAYOUT",
     "allocate",
@@ -107,21 +112,11 @@ def append(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scal
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    try:
-        launch = _append_launches[
-            (key.shape, key.stride(), key.dtype, key.get_device()),
-            (value.shape, value.stride(), value.dtype, value.get_device()),
-            (kv_cache.shape, kv_cache.stride(), kv_cache.dtype, kv_cache.get_device()),
-            (key_scale_scale.shape, key_scale_scale.stride(), key_scale_scale.dtype, key_scale_scale.get_device()),
-            (
-                value_scale_scale.shape,
-                value_scale_scale.stride(),
-                value_scale_scale.dtype,
-                value_scale_scale.get_device(),
-            ),
-            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
-        ]
-        addresses = (
+    same, launch = _append_kept.latest
+    if not same(key, value, kv_cache, key_scale_scale, value_scale_scale, slot_mapping):
+        launch = _append_kept.find(key, value, kv_cache, key_scale_scale, value_scale_scale, slot_mapping)
+    if launch:
+        starts = key_ptr, value_ptr, kv_cache_ptr, key_scale_scale_ptr, value_scale_scale_ptr, slot_mapping_ptr = (
             key.data_ptr(),
             value.data_ptr(),
             kv_cache.data_ptr(),
@@ -129,14 +124,11 @@ def append(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scal
             value_scale_scale.data_ptr(),
             slot_mapping.data_ptr(),
         )
-    except (AttributeError, KeyError):
-        launch = _unknown
-        addresses = ()
-    if not launch(addresses):
-        _append_checked(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scale)
-
-
-_append_launches = {}
+        if launch(
+            key_ptr | value_ptr | kv_cache_ptr | key_scale_scale_ptr | value_scale_scale_ptr | slot_mapping_ptr, starts
+        ):
+            return
+    _append_checked(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scale)
 
 
 def _append_checked(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scale):
@@ -162,6 +154,7 @@ def _append_checked(key, value, kv_cache, slot_mapping, key_scale_scale, value_s
             key.stride(1),
             value.stride(0),
             value.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_kernel[grid](
@@ -175,7 +168,7 @@ def _append_checked(key, value, kv_cache, slot_mapping, key_scale_scale, value_s
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
-        _keep(_append_launches, given, compiled, grid, numbers)
+        _append_kept.keep(given, compiled, grid, numbers)
 
 
 def append_key(key, kv_cache, slot_mapping, key_scale_scale):
@@ -188,22 +181,19 @@ def append_key(key, kv_cache, slot_mapping, key_scale_scale):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    try:
-        launch = _append_key_launches[
-            (key.shape, key.stride(), key.dtype, key.get_device()),
-            (kv_cache.shape, kv_cache.stride(), kv_cache.dtype, kv_cache.get_device()),
-            (key_scale_scale.shape, key_scale_scale.stride(), key_scale_scale.dtype, key_scale_scale.get_device()),
-            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
-        ]
-        addresses = (key.data_ptr(), kv_cache.data_ptr(), key_scale_scale.data_ptr(), slot_mapping.data_ptr())
-    except (AttributeError, KeyError):
-        launch = _unknown
-        addresses = ()
-    if not launch(addresses):
-        _append_key_checked(key, kv_cache, slot_mapping, key_scale_scale)
-
-
-_append_key_launches = {}
+    same, launch = _append_key_kept.latest
+    if not same(key, kv_cache, key_scale_scale, slot_mapping):
+        launch = _append_key_kept.find(key, kv_cache, key_scale_scale, slot_mapping)
+    if launch:
+        starts = key_ptr, kv_cache_ptr, key_scale_scale_ptr, slot_mapping_ptr = (
+            key.data_ptr(),
+            kv_cache.data_ptr(),
+            key_scale_scale.data_ptr(),
+            slot_mapping.data_ptr(),
+        )
+        if launch(key_ptr | kv_cache_ptr | key_scale_scale_ptr | slot_mapping_ptr, starts):
+            return
+    _append_key_checked(key, kv_cache, slot_mapping, key_scale_scale)
 
 
 def _append_key_checked(key, kv_cache, slot_mapping, key_scale_scale):
@@ -218,7 +208,15 @@ def _append_key_checked(key, kv_cache, slot_mapping, key_scale_scale):
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
-        numbers = (num_slots, kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), key.stride(0), key.stride(1))
+        numbers = (
+            num_slots,
+            kv_cache.stride(0),
+            kv_cache.stride(1),
+            kv_cache.stride(2),
+            key.stride(0),
+            key.stride(1),
+            _native(device),
+        )
         with _on(device):
             compiled = _append_key_kernel[grid](
                 key,
@@ -229,7 +227,7 @@ def _append_key_checked(key, kv_cache, slot_mapping, key_scale_scale):
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
-        _keep(_append_key_launches, given, compiled, grid, numbers)
+        _append_key_kept.keep(given, compiled, grid, numbers)
 
 
 def append_value(value, kv_cache, slot_mapping, value_scale_scale):
@@ -242,27 +240,19 @@ def append_value(value, kv_cache, slot_mapping, value_scale_scale):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    try:
-        launch = _append_value_launches[
-            (value.shape, value.stride(), value.dtype, value.get_device()),
-            (kv_cache.shape, kv_cache.stride(), kv_cache.dtype, kv_cache.get_device()),
-            (
-                value_scale_scale.shape,
-                value_scale_scale.stride(),
-                value_scale_scale.dtype,
-                value_scale_scale.get_device(),
-            ),
-            (slot_mapping.shape, slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device()),
-        ]
-        addresses = (value.data_ptr(), kv_cache.data_ptr(), value_scale_scale.data_ptr(), slot_mapping.data_ptr())
-    except (AttributeError, KeyError):
-        launch = _unknown
-        addresses = ()
-    if not launch(addresses):
-        _append_value_checked(value, kv_cache, slot_mapping, value_scale_scale)
-
-
-_append_value_launches = {}
+    same, launch = _append_value_kept.latest
+    if not same(value, kv_cache, value_scale_scale, slot_mapping):
+        launch = _append_value_kept.find(value, kv_cache, value_scale_scale, slot_mapping)
+    if launch:
+        starts = value_ptr, kv_cache_ptr, value_scale_scale_ptr, slot_mapping_ptr = (
+            value.data_ptr(),
+            kv_cache.data_ptr(),
+            value_scale_scale.data_ptr(),
+            slot_mapping.data_ptr(),
+        )
+        if launch(value_ptr | kv_cache_ptr | value_scale_scale_ptr | slot_mapping_ptr, starts):
+            return
+    _append_value_checked(value, kv_cache, slot_mapping, value_scale_scale)
 
 
 def _append_value_checked(value, kv_cache, slot_mapping, value_scale_scale):
@@ -284,6 +274,7 @@ def _append_value_checked(value, kv_cache, slot_mapping, value_scale_scale):
             kv_cache.stride(2),
             value.stride(0),
             value.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
@@ -295,7 +286,7 @@ def _append_value_checked(value, kv_cache, slot_mapping, value_scale_scale):
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
-        _keep(_append_value_launches, given, compiled, grid, numbers)
+        _append_value_kept.keep(given, compiled, grid, numbers)
 
 
 def append_positions(
@@ -347,6 +338,7 @@ def append_positions(
                 key.stride(1),
                 value.stride(0),
                 value.stride(1),
+                _native(device),
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
@@ -413,6 +405,7 @@ def gather(kv_cache, slots, key_scale_scale, value_scale_scale, *, dtype=None, o
                 key_out.stride(1),
                 value_out.stride(0),
                 value_out.stride(1),
+                _native(device),
                 zero_skipped,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
@@ -515,6 +508,7 @@ def gather_paged(
                 key_out.stride(1),
                 value_out.stride(0),
                 value_out.stride(1),
+                _native(device),
                 zero_skipped,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
@@ -630,6 +624,7 @@ def _append_kernel(
     key_stride_head,
     value_stride_token,
     value_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -656,7 +651,7 @@ def _append_kernel(
     amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
-    stored = _fp8_e4m3_codes(scale, False)
+    stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -666,7 +661,7 @@ def _append_kernel(
         + 64,
         stored,
     )
-    scale = _fp8_e4m3_values(stored, False)
+    scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
     key = _over(key, scale)
     key = _e2m1_codes(key)
@@ -687,7 +682,7 @@ def _append_kernel(
     amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
-    stored = _fp8_e4m3_codes(scale, False)
+    stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -697,7 +692,7 @@ def _append_kernel(
         + 136,
         stored,
     )
-    scale = _fp8_e4m3_values(stored, False)
+    scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
     value = _over(value, scale)
     value = _e2m1_codes(value)
@@ -725,6 +720,7 @@ def _append_key_kernel(
     kv_cache_stride_head,
     key_stride_token,
     key_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -751,7 +747,7 @@ def _append_key_kernel(
     amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
-    stored = _fp8_e4m3_codes(scale, False)
+    stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -761,7 +757,7 @@ def _append_key_kernel(
         + 64,
         stored,
     )
-    scale = _fp8_e4m3_values(stored, False)
+    scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
     key = _over(key, scale)
     key = _e2m1_codes(key)
@@ -788,6 +784,7 @@ def _append_value_kernel(
     kv_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -814,7 +811,7 @@ def _append_value_kernel(
     amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
-    stored = _fp8_e4m3_codes(scale, False)
+    stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -824,7 +821,7 @@ def _append_value_kernel(
         + 136,
         stored,
     )
-    scale = _fp8_e4m3_values(stored, False)
+    scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
     value = _over(value, scale)
     value = _e2m1_codes(value)
@@ -861,6 +858,7 @@ def _append_positions_kernel(
     key_stride_head,
     value_stride_token,
     value_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -893,7 +891,7 @@ def _append_positions_kernel(
     amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
-    stored = _fp8_e4m3_codes(scale, False)
+    stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -903,7 +901,7 @@ def _append_positions_kernel(
         + 64,
         stored,
     )
-    scale = _fp8_e4m3_values(stored, False)
+    scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
     key = _over(key, scale)
     key = _e2m1_codes(key)
@@ -924,7 +922,7 @@ def _append_positions_kernel(
     amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
     scale = tl.div_rn(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
-    stored = _fp8_e4m3_codes(scale, False)
+    stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -934,7 +932,7 @@ def _append_positions_kernel(
         + 136,
         stored,
     )
-    scale = _fp8_e4m3_values(stored, False)
+    scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
     value = _over(value, scale)
     value = _e2m1_codes(value)
@@ -967,6 +965,7 @@ def _gather_kernel(
     key_out_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value of one token, all heads."""
@@ -1012,7 +1011,7 @@ def _gather_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, False)
+    scale = _fp8_e4m3_values(scale, NATIVE)
     outer = tl.load(key_scale_scale_ptr)
 
     scale = scale * outer
@@ -1051,7 +1050,7 @@ def _gather_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, False)
+    scale = _fp8_e4m3_values(scale, NATIVE)
     outer = tl.load(value_scale_scale_ptr)
 
     scale = scale * outer
@@ -1093,6 +1092,7 @@ def _gather_paged_kernel(
     key_out_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value of one token, all heads."""
@@ -1144,7 +1144,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, False)
+    scale = _fp8_e4m3_values(scale, NATIVE)
     outer = tl.load(key_scale_scale_ptr)
 
     scale = scale * outer
@@ -1183,7 +1183,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, False)
+    scale = _fp8_e4m3_values(scale, NATIVE)
     outer = tl.load(value_scale_scale_ptr)
 
     scale = scale * outer
@@ -1334,21 +1334,44 @@ def _magnitude(x):
     return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _over(x, scale):
-    """x / scale by IEEE division; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale)))
+    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 where the scale is 0.
+
+    One reciprocal serves all values under a scale: with it, two corrections by fused multiply-adds give the rounded
+    quotient. Before, both are scaled by a power of two that brings the scale near 1, so that nothing on the way is lost.
+    Power and reciprocal are negative: a zero keeps its sign then.
+    """
+    if _EXACT_FMA:
+        size = tl.abs(scale)
+        bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
+        power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+        divisor = tl.where((size == 0.0) | (size == float("inf")), 1.0, size * power)
+        power = tl.where(size < float("inf"), power, 0.0)
+        power = tl.where(scale > 0.0, power * -1.0, power)
+        inverse = -tl.div_rn(1.0, divisor)
+        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
+    return tl.where(scale == 0.0, 0.0, quotient)
 
 
 @triton.jit
 def _e2m1_codes(x):
     """0, .5, 1, 1.5, 2, 3, 4 or 6 and a sign in bit 3: to the nearest, ties to the even code; NaN is 0."""
-    size = tl.abs(x)
-    code = (size > 0.25).to(tl.uint8) + (size >= 0.75).to(tl.uint8) + (size > 1.25).to(tl.uint8)
-    code = code + (size >= 1.75).to(tl.uint8) + (size > 2.5).to(tl.uint8) + (size >= 3.5).to(tl.uint8)
-    code = code + (size > 5.0).to(tl.uint8)
-    negative = (x.to(tl.uint32, bitcast=True) >> 28).to(tl.uint8) & 8
-    return tl.where(x != x, 0, code | negative).to(tl.uint8)
+    x = tl.where(x != x, 0.0, x)
+    size = tl.minimum(tl.abs(x), 6.0)
+    bits = size.to(tl.uint32, bitcast=True)
+    normal = ((bits + 0x1FFFFF + ((bits >> 22) & 1)) >> 22) - 252
+    small = (size + 4194304.0).to(tl.uint32, bitcast=True)  # 2**22: the sum ends in the multiple of a half
+    sign = (x.to(tl.uint32, bitcast=True) >> 28) & 8
+    return ((tl.where(size < 1.0, small, normal) & 7) | sign).to(tl.uint8)
 
 
 @triton.jit
@@ -1476,6 +1499,13 @@ def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
         _check_apart(name, tensor)
 
 
+def _native(device):
+    """Whether casts to 8-bit floats are the device's own: from sm_90 on they give what integers give, and are quicker."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def _check_scale(name, tensor, shape, dtype, device):
     """A static scale, with any strides."""
     _tensor(name, tensor, len(shape), device)
@@ -1524,52 +1554,82 @@ def _check_whole(name, index, start):
         raise ValueError(f"{name}: expected at least {start}, got {index}")
 
 
-def _unknown(addresses, *index):
+def _never(*tensors):
     return False
 
 
-def _keep(launches, tensors, compiled, grid, numbers, limit=0):
-    """Keep a launch for tensors of the same shapes, strides, types and devices, if it can be started directly."""
-    launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
-    if launch is None or any(t.data_ptr() % 16 for t in tensors):
-        return
-    if len(launches) >= 1024:
-        launches.clear()
-    launches[tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors)] = launch
+class _Kept:
+    """The launches of one function that were checked once, by what its tensors are; the latest is looked at first."""
+
+    def __init__(self):
+        self.latest = _never, None
+        self.known = {}
+
+    def find(self, *tensors):
+        """The launch kept for such tensors, which is the latest from now on."""
+        try:
+            self.latest = self.known[tuple(map(_kind, tensors))]
+        except (AttributeError, KeyError):
+            return None
+        return self.latest[1]
+
+    def keep(self, tensors, compiled, grid, numbers, limit=0):
+        """Keeps a launch, if it can be started directly."""
+        launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
+        if launch is None or any(t.data_ptr() % 16 for t in tensors):
+            return
+        if len(self.known) >= 1024:
+            self.known.clear()
+        self.latest = self.known[tuple(map(_kind, tensors))] = _same_as(tensors), launch
+
+
+def _kind(tensor):
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg()
+
+
+def _same_as(tensors):
+    """A function that compares the kinds of other tensors with these at once; it may say no where all is the same."""
+    if TensorGuards is None:
+        return _never
+    shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
 
 
 def _direct(compiled, device, grid, numbers, limit):
     """Starts a compiled kernel at given addresses, past Triton's own look-up; None if it is unknown how.
 
-    It returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current
-    device or while somebody watches launches, which all go the long way.
+    It takes all bits that any address has, and the addresses, followed by the index of a layer where there is one. It
+    returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current device
+    or while somebody watches launches, which all go the long way.
     """
     runner = getattr(compiled, "run", None)
     if type(runner).__name__ != "CudaLauncher" or runner.global_scratch_size or runner.profile_scratch_size:
         return None
     start, function, metadata = runner.launch, compiled.function, compiled.packed_metadata
-    flags = (runner.launch_cooperative_grid, runner.launch_pdl)
-    driver = triton.runtime.driver.active
-    stream_of, current_device = driver.get_current_stream, driver.get_current_device
-    hooks = triton.knobs.runtime
-    watchers = (hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls)
-    x, y = (*grid, 1)[:2]
-    annotations = getattr(runner, "arg_annotations", None)  # since Triton 3.7
+    size, flags = (*grid, 1, 1)[:3], (function, runner.launch_cooperative_grid, runner.launch_pdl)
+    driver, hooks = triton.runtime.driver.active, triton.knobs.runtime
+    stream_of = driver.get_current_stream
+    current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
+    entering, leaving = hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls
+    if hasattr(runner, "arg_annotations"):  # since Triton 3.7
+        nested = True
+        flags += (metadata, None, None, None, None, None, runner.arg_annotations, runner.kernel_signature)
+    else:
+        nested = False
+        flags += (None, None, metadata, None, None, None)
 
-    def launch(addresses, *index):
-        for address in addresses:
-            if address % 16:
-                return False
-        if current_device() != device or any(watchers) or (index and not 0 <= index[0] < limit):
+    def launch(bits, arguments):
+        if bits & 15 or entering or leaving or current_device() != device:
             return False
-        arguments = (*addresses, *index, *numbers)
-        if annotations is None:
-            start(x, y, 1, stream_of(device), function, *flags, None, None, metadata, None, None, None, *arguments)
-        else:
-            start(
-                x, y, 1, stream_of(device), function, *flags, metadata, None, None, None, None, None,
-                annotations, runner.kernel_signature, arguments,
-            )  # fmt: skip
+        if limit and not 0 <= arguments[-1] < limit:
+            return False
+        arguments += numbers
+        start(*size + (stream_of(device),) + flags + ((arguments,) if nested else arguments))
         return True
 
     return launch
+
+
+_append_kept = _Kept()
+_append_key_kept = _Kept()
+_append_value_kept = _Kept()

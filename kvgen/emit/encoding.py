@@ -49,6 +49,13 @@ def limits(encoding: Encoding) -> str:
     return ", NATIVE" if encoding.code in NATIVE else ""
 
 
+def casts(encoding: Encoding | None) -> bool:
+    """Whether codes or scales are 8-bit floats that some targets cast to themselves."""
+    if encoding is None:
+        return False
+    return encoding.code in NATIVE or (encoding.scale is not None and encoding.scale.dtype in NATIVE)
+
+
 def decoder(encoding: Encoding) -> str:
     """The function that reads codes as float32 values."""
     if encoding.code in WIDE:
@@ -113,6 +120,14 @@ def build_zero(
     )
 
 
+def _power_of_two(scale: Scale) -> bool:
+    """Whether a scale and its inverse are normal powers of two for sure: multiplying is then the same as dividing."""
+    if not scale.dynamic or scale.scale or scale.encode != "stored":
+        return False
+    normal = scale.grid == "pow2" and scale.floor_on == "scale" and scale.floor >= 2.0**-126
+    return scale.dtype == "float8_e8m0fnu" or (scale.dtype == "float32" and normal)
+
+
 def build_scale(
     scale: Scale,
     stream: str,
@@ -128,7 +143,7 @@ def build_scale(
     formats = {"float8_e4m3fn": "_fp8_e4m3_codes", "float8_e8m0fnu": f"_e8m0_codes_{scale.exponent}"}
     stored_as = (STORED_AS | formats)[scale.dtype]
     pow2, as_stored = scale.grid == "pow2" and not e8m0, scale.encode == "stored"
-    divide = f"_over({stream}, scale)"
+    divide = f"_shifted({stream}, scale)" if _power_of_two(scale) else f"_over({stream}, scale)"
     if scale.arithmetic == "multiply":
         inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
         divide = f"_times({stream}, {inverse}, scale)"
@@ -144,7 +159,7 @@ def build_scale(
         pow2=pow2,
         grid=f"_pow2_{scale.exponent}",
         stored_as=stored_as,
-        cast_limits=", False" if scale.dtype in NATIVE else "",
+        cast_limits=", NATIVE" if scale.dtype in NATIVE else "",
         rounds=bool(stored_as),
         decode={"float8_e4m3fn": "_fp8_e4m3_values", "float8_e8m0fnu": "_e8m0_values"}.get(scale.dtype, "_to_float32"),
         bounded=(zeroed or scale.scale is not None or scale.code_range < 1.0)
@@ -198,6 +213,7 @@ def helpers(layout: Layout) -> frozenset[str]:
 CODE_FUNCTIONS = (
     "_magnitude",
     "_over",
+    "_shifted",
     "_times",
     "_pow2_ceil",
     "_pow2_floor",

@@ -10,6 +10,7 @@ from kvgen.emit.encoding import (
     NATIVE,
     build_scale,
     build_zero,
+    casts,
     code_type,
     decoder,
     describe,
@@ -337,7 +338,7 @@ class _Builder(Indexing):
             args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit"))
         if self.sched.by_count:
             args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
-        if any(e and e.code in NATIVE for e in (layout.stream(name).encoding for name in plan.streams)):
+        if any(casts(layout.stream(name).encoding) for name in plan.streams):
             args.append(Arg("NATIVE", "constexpr", "_native(device)", "native"))
         if plan.kind == "gather":
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))
