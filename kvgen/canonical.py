@@ -235,6 +235,9 @@ def _schedule(layout: Layout) -> Iterator[str]:
 
 def _hints(hints: KernelHints) -> dict[str, str]:
     parts = {"tokens": hints.tokens, "heads": hints.heads, "num_warps": hints.num_warps}
+    if hints.few is not None:
+        few = {"up_to": hints.few.up_to, "tokens": hints.few.tokens, "num_warps": hints.few.num_warps}
+        parts["few"] = _flow({name: str(value) for name, value in few.items() if value is not None})
     return {name: str(value) for name, value in parts.items() if value is not None}
 
 

@@ -235,12 +235,22 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True)
+class FewHints:
+    """What is different in a call of ``up_to`` tokens; None is as in a call of many."""
+
+    up_to: int
+    tokens: int | None = None
+    num_warps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KernelHints:
     """What a layout says of how one kernel is divided among programs; None is left to kvgen."""
 
     tokens: int | None = None
     heads: int | Literal["all"] | None = None
     num_warps: int | None = None
+    few: FewHints | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from kvgen.axes import Axis
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.encodings import Encodings
-from kvgen.layout import Buffer, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
+from kvgen.layout import Buffer, FewHints, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
 from kvgen.names import AXES, argument_objection, objection
 from kvgen.packing import BITS
 from kvgen.places import Known, Places
@@ -315,4 +315,5 @@ def _extent(value: int | str) -> int | None:
 
 
 def _hints(spec: KernelSpec) -> KernelHints:
-    return KernelHints(spec.tokens, spec.heads, spec.num_warps)
+    few = None if spec.few is None else FewHints(spec.few.up_to, spec.few.tokens, spec.few.num_warps)
+    return KernelHints(spec.tokens, spec.heads, spec.num_warps, few)

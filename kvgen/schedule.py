@@ -46,8 +46,8 @@ class Tile:
 class Schedule:
     """``tokens`` and ``heads`` (None: all) of one program, its warps, and a tile for each stream.
 
-    ``by_count``: with FEW_TOKENS or less, a program takes one token instead, so that there are enough programs; up to
-    SOME_TOKENS it has ``few_warps``, since a single program's time counts more than how many run at once.
+    ``by_count``: in a call of ``few`` tokens or less a program takes ``few_tokens`` instead, so that there are enough
+    programs; up to ``some`` it has ``few_warps``, since a single program's time counts more than how many run at once.
     """
 
     tokens: int
@@ -56,6 +56,9 @@ class Schedule:
     num_warps: int
     few_warps: int
     tiles: tuple[Tile, ...]
+    few_tokens: int = 1
+    few: int = FEW_TOKENS
+    some: int = SOME_TOKENS
 
 
 def schedule(layout: Layout, plan: Plan) -> Schedule:
@@ -72,8 +75,13 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
-    few_warps = wish.num_warps or max(num_warps, min(4, padded_side(math.ceil(row / 256))))
-    return Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, few_warps, tiles)
+    few_warps = max(num_warps, min(4, padded_side(math.ceil(row / 256))))
+    few_warps = num_warps if wish.num_warps or not encoded else few_warps
+    if wish.few is None:
+        return Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, few_warps, tiles)
+    few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
+    warps = wish.few.num_warps or num_warps
+    return Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
 
 
 def _values_per_warp(slot_minor: bool, encoded: bool, by_slots: bool) -> int:

@@ -231,12 +231,19 @@ class SlotsSpec(_Model):
     shard: ShardSpec | None = Field(None, description="Context parallel: which tokens lie on this rank.")
 
 
+class FewSpec(_Model):
+    up_to: Annotated[int, *number(1)] = Field(64, description="Tokens of a call that count as few, at the most.")
+    tokens: Annotated[int | None, *power_of_two(1024)] = Field(None, description="Tokens of one program then.")
+    num_warps: Annotated[int | None, *power_of_two(32)] = Field(None, description="Warps of one program then.")
+
+
 class KernelSpec(_Model):
     tokens: Annotated[int | None, *power_of_two(1024)] = Field(None, description="Tokens of one program.")
     heads: Annotated[int | Literal["all"] | None, *power_of_two(1024, "all")] = Field(
         None, description="Heads of one program, or `all`."
     )
     num_warps: Annotated[int | None, *power_of_two(32)] = Field(None, description="Warps of one program.")
+    few: FewSpec | None = Field(None, description="What is different in calls of few tokens.")
 
 
 class ScheduleSpec(_Model):
@@ -360,7 +367,7 @@ def _model_at(source: Source, location: Location) -> type[_Model]:
     if location[0] == "slots":
         return ShardSpec if len(location) == 3 else SlotsSpec
     if location[0] == "schedule":
-        return KernelSpec if len(location) == 3 else ScheduleSpec
+        return {2: ScheduleSpec, 3: KernelSpec}.get(len(location), FewSpec)
     if location[0] == "buffers":
         _, place = source.node(location[:-1])
         return PadSpec if isinstance(place, Mapping) and (place.find("pad") or place.find("fill")) else PlaceSpec

@@ -141,6 +141,8 @@ class Story:
             self.file(block)
         if "slow" in block.marks and not os.environ.get("KVGEN_SLOW_DOCS"):
             return
+        if "gpu" in block.marks and block.language in SHELLS:
+            return
         if block.language == "yaml":
             load_layout(block)
         elif block.language in SHELLS:

@@ -23,7 +23,7 @@ from kvgen.diagnostics import KvgenError
 from kvgen.resolve import load_text
 from tests import rivals as adapters
 from tests.command import kvgen
-from tests.generated import ROOT, module_of, shipped
+from tests.generated import module_of, shipped
 from tools import make_benchmarks
 
 command = sys.modules["kvgen.cli.bench"]  # the package has the function under that name
@@ -582,13 +582,3 @@ def test_without_matplotlib(folder, monkeypatch):
     assert result.err.startswith(
         "error[KV714]: a plot needs matplotlib, which is not installed\n  help: it is in the extra"
     )
-
-
-def test_the_adapter_of_the_docs_does_what_they_say(folder, monkeypatch):
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
-    ((path, program),) = re.findall(r"^<!-- file: (\S+) -->\n```python\n(.*?)^```", page, re.M | re.S)
-    (arguments,) = re.findall(r"^kvgen (bench .* --against .*)$", page, re.M)
-    Path(path).write_text(program)
-    result = kvgen(*arguments.split())
-    assert (result.code, result.err) == (0, "")
-    assert result.out.splitlines()[-1].split() == ["append", "2", "16,384", "same", "bytes", "same", "bytes"]

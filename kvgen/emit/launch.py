@@ -11,7 +11,7 @@ from kvgen.emit.kernel import Kernel
 from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, tuple_text
 from kvgen.layout import Buffer, Dim, Layout, Record, Scale, Stream, leaves_of
 from kvgen.plan import Copy, Plan
-from kvgen.schedule import FEW_TOKENS, SOME_TOKENS, Schedule
+from kvgen.schedule import Schedule
 
 DECODED_DTYPES = "(torch.float32, torch.bfloat16, torch.float16)"
 
@@ -110,7 +110,7 @@ class Function:
 
 def build_function(layout: Layout, kernel: Kernel) -> Function:
     """The launcher of one kernel."""
-    plan = kernel.plan
+    plan, sched = kernel.plan, kernel.schedule
     # What gather is handed is the whole pool, though of a stream in several places it reads one.
     used = {name for copy in plan.copies for name in plan.tensors_of(copy)}
     held = [buffer for buffer in layout.buffers if plan.kind == "gather" or buffer.name in used]
@@ -148,7 +148,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         addresses=", ".join(f"{name.removesuffix('_ptr')}.data_ptr()" for name in pointers),
         bits=" | ".join(pointers),
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
-        tokens=f"1 if num_tokens <= {FEW_TOKENS} else {kernel.schedule.tokens}",
+        tokens=f"{sched.few_tokens} if num_tokens <= {sched.few} else {sched.tokens}",
         options=_options(kernel.schedule, encoded),
         strided=tuple(dict.fromkeys(v.tensor for c in plan.copies for v in (c.source, c.destination))),
         checked_parameters=checked,
@@ -336,8 +336,8 @@ def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
 
 def _options(sched: Schedule, encoded: bool) -> str:
     warps = f"num_warps={sched.num_warps}"
-    if encoded and sched.few_warps != sched.num_warps:
-        warps = f"num_warps={sched.few_warps} if num_tokens <= {SOME_TOKENS} else {sched.num_warps}"
+    if sched.few_warps != sched.num_warps:
+        warps = f"num_warps={sched.few_warps} if num_tokens <= {sched.some} else {sched.num_warps}"
     return warps + (", enable_fp_fusion=False" if encoded else "")
 
 

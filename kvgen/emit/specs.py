@@ -48,7 +48,7 @@ def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
     roles = {arg.role for arg in kernel.args}
     yield _spec(kernel, "", {})
     if "tokens" in roles:
-        yield _spec(kernel, "few tokens", {"tokens": 1})
+        yield _spec(kernel, "few tokens", {"tokens": kernel.schedule.few_tokens})
     if "flag" in roles:
         yield _spec(kernel, "zero_skipped", {"flag": True})
     for arg in kernel.args:

@@ -38,7 +38,7 @@ buffers:
       - {rope: slot%g dim, align: 16}
       - {pad: 5}
 slots: {skip: 0, shard: {world: 2}}
-schedule: {append: {tokens: 4, heads: all}, gather: {}}
+schedule: {append: {tokens: 4, heads: all, few: {num_warps: 2}}, gather: {}}
 """
     assert (
         canonical(load_text(text))
@@ -63,7 +63,7 @@ buffers:
       - {rope: slot%4 dim, align: 16}
       - {pad: 5}
 slots: {skip: 0, shard: {world: 2, interleave: 1}}
-schedule: {append: {tokens: 4, heads: all}}
+schedule: {append: {tokens: 4, heads: all, few: {up_to: 64, num_warps: 2}}}
 """
     )
 

@@ -10,7 +10,7 @@ import torch
 
 from kvgen import reference
 from kvgen.emit.render import render_raw
-from kvgen.layout import KernelHints, ScheduleHints
+from kvgen.layout import FewHints, KernelHints, ScheduleHints
 from kvgen.lower import lower
 from kvgen.resolve import load, load_text
 from kvgen.schedule import Schedule, schedule
@@ -70,6 +70,23 @@ LAYOUTS = {
 """,
 }
 HINTS = [KernelHints(t, h, w) for t, h, w in product((1, 2, 8), (1, 2, "all"), (1,))]
+HINTS += [KernelHints(8, 2, 1, few=FewHints(up_to, tokens, 2)) for up_to, tokens in ((15, 2), (16, 2), (16, 1))]
+
+
+def test_few_tokens_take_a_schedule_of_their_own() -> None:
+    layout = load(ROOT / "layouts" / "paged_nhd.yaml")
+    hints = KernelHints(4, "all", 8, few=FewHints(100, 2, 1))
+    variant = dataclasses.replace(layout, schedule=ScheduleHints(append=hints))
+    text = render_raw(variant)
+    append = text[text.index("def _append_checked(") : text.index("def append_key(")]
+    assert "tokens = 2 if num_tokens <= 100 else 4\n" in append
+    assert "num_warps=1 if num_tokens <= 100 else 8" in append
+    gather = text[text.index("def gather(") : text.index("def gather_paged(")]
+    assert "num_tokens <= 100" not in gather
+    for few, tokens, warps in ((FewHints(9), 4, 8), (FewHints(9, 8), 4, 8), (FewHints(9, None, 2), 4, 2)):
+        hints = dataclasses.replace(hints, few=few)
+        found = schedule(dataclasses.replace(layout, schedule=ScheduleHints(append=hints)), lower(layout)[0])
+        assert (found.few_tokens, found.by_count, found.few_warps) == (tokens, False, warps)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

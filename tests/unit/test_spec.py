@@ -156,6 +156,10 @@ def test_schedule_is_carried_along():
     assert (hints.append.tokens, hints.append.heads, hints.append.num_warps) == (4, "all", 8)
     assert (hints.gather.tokens, hints.gather.heads, hints.gather.num_warps) == (None, 2, None)
     assert codes(BASE + TAIL + "schedule: {append: {heads: some}, scatter: {}}\n") == ["KV203", "KV201"]
+    few = load_text(BASE + TAIL + "schedule: {append: {few: {tokens: 2}}}\n").schedule.append.few
+    assert (few.up_to, few.tokens, few.num_warps) == (64, 2, None)
+    wrong = "schedule: {append: {few: {heads: 1, tokens: 3, up_to: 0}}}\n"
+    assert codes(BASE + TAIL + wrong) == ["KV201", "KV203", "KV203"]
 
 
 def test_a_wrong_part_does_not_hide_mistakes_elsewhere():
