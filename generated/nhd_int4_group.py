@@ -1040,13 +1040,15 @@ def _uint4_values(code):
 def _pack_4(codes):
     """[..., 2] codes of 4 bits to bytes, the first in the low bits."""
     low, high = tl.split(codes)
-    return low | (high << 4)
+    codes = low | (high << 4)
+    return codes
 
 
 @triton.jit
-def _unpack_4(code):
+def _unpack_4(codes):
     """Bytes to [..., 2] codes of 4 bits."""
-    return tl.join(code & 15, code >> 4)
+    codes = tl.join(codes & 15, codes >> 4)
+    return codes
 
 
 def _on(device):

@@ -59,12 +59,17 @@ def gcn_resources(text: str) -> tuple[int, int]:
 def cubin_resources(dump: str) -> tuple[int, int]:
     """Registers, and bytes of stack and local memory, from ``cuobjdump --dump-resource-usage``.
 
-    The kernels keep no arrays, so that whatever lies there was spilled.
+    The kernels keep no arrays, so that whatever lies there was spilled, if anything does.
     """
     match = _RESOURCES.search(dump)
     if match is None:
         raise ValueError("cuobjdump named no resources")
     return int(match[1]), int(match[2]) + int(match[3])
+
+
+def uses_stack(code: str) -> bool:
+    """Whether ``cuobjdump -sass`` shows a store there: a frame for calls, of which divisions are, may stay empty."""
+    return re.search(r"\bSTL\b", code) is not None
 
 
 def _plain(counts: Counter[int]) -> dict[str, int]:

@@ -94,6 +94,7 @@ def _stream(layout: Layout, stream: Stream) -> dict[str, str]:
     if stream.dtypes != DEFAULT_DTYPES:
         parts["dtype"] = f"[{', '.join(stream.dtypes)}]"
     if stream.encoding is not None:
+        parts |= {"rotate": stream.encoding.rotation} if stream.encoding.rotation else {}
         parts |= _encoding(layout, stream.encoding)
     return parts
 

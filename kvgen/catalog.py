@@ -102,7 +102,7 @@ CATALOG: dict[str, Entry] = {
         title="A key is missing",
         cause=(
             "Every layout has `name`, `block_size` and `buffers`; every place has either `holds` or `fields`; every "
-            "`quant` has a `mode`, and but for mxfp8, mxfp4 and nvfp4 a `per` in its scale."
+            "`quant` has a `mode`, and but for mxfp8, mxfp4, nvfp4 and turbo a `per` in its scale."
         ),
         example=("buffers:\n  kv_cache: {order: block slot head dim}"),
         cure="Add the key.",
@@ -116,10 +116,10 @@ CATALOG: dict[str, Entry] = {
     "KV204": Entry(
         title="Not supported yet",
         cause=(
-            "The word belongs to the language, but this version of kvgen does nothing with it: codebooks, rotations, "
-            "scales shared by streams, static scales over a zero, fused appends, transfers and regions."
+            "The word belongs to the language, but this version of kvgen does nothing with it: scales shared by "
+            "streams, static scales over a zero, fused appends, transfers and regions."
         ),
-        example=("streams:\n  key: {quant: {mode: turbo4, scale: {per: token head, source: dynamic}}}\n  value: key"),
+        example=("streams:\n  key: {quant: {mode: int4_asymmetric, scale: {per: [], source: static}}}\n  value: key"),
         cure="Do without it, or use a version that supports it.",
     ),
     "KV205": Entry(
@@ -174,8 +174,8 @@ CATALOG: dict[str, Entry] = {
     "KV210": Entry(
         title="An encoding that cannot be",
         cause=(
-            "A stream has `store` and `quant` both, is cast to the one type it comes in, or takes values that are no "
-            "float32, float16 or bfloat16."
+            "A stream has `store` and `quant` both, or `rotate` and neither, is cast to the one type it comes in, or "
+            "takes values that are no float32, float16 or bfloat16."
         ),
         example=("streams:\n  key: {dtype: float16, store: float16}\n  value: key"),
         cure="Keep one of the two keys; leave `store` out where values are stored as they come.",
@@ -211,6 +211,16 @@ CATALOG: dict[str, Entry] = {
         ),
         example=("streams:\n  key: {quant: {mode: fp8_e4m3, scale: {per: head, source: dynamic}}}\n  value: key"),
         cure="Let the scale vary over `token`, or hand it in: `source: static`.",
+    ),
+    "KV214": Entry(
+        title="Dims that an encoding cannot take",
+        cause=(
+            "`rotate: hadamard` mixes all dims of a row, in tiles whose sides are powers of two: so is their number, "
+            "which is known before launch, and so are the groups that share a scale. The modes with a codebook take "
+            "whole groups of 16 dims."
+        ),
+        example=("streams:\n  key: {dim: 96, rotate: hadamard, store: float8_e4m3fn}\n  value: {}"),
+        cure="Store the stream without the rotation, or in another mode.",
     ),
     "KV301": Entry(
         title="A spelling mistake in an order",
@@ -343,9 +353,9 @@ CATALOG: dict[str, Entry] = {
     "KV314": Entry(
         title="Codes that cannot share bytes",
         cause=(
-            "Codes of four bits lie two in a byte: the two that follow each other in their order. They must be of one "
-            "token and head, an even number, and a power of two of dims apart; groups that share a scale must be a "
-            "power of two of dims."
+            "Codes of four bits lie two in a byte, of two bits four, and eight of three bits in three bytes: those "
+            "that follow each other in their order. They must be of one token and head, fill their bytes, and lie a "
+            "power of two of dims apart; groups that share a scale must be a power of two of dims."
         ),
         example=(
             "streams:\n"

@@ -19,7 +19,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kvgen.assembly import cubin_resources, gcn_accesses, gcn_resources, ptx_accesses
+from kvgen.assembly import cubin_resources, gcn_accesses, gcn_resources, ptx_accesses, uses_stack
 
 
 def main(request: str, answer: str) -> None:
@@ -62,7 +62,9 @@ def _compile(function: Any, job: dict[str, Any], target: str) -> dict[str, Any]:
     compiled = triton.compile(source, target=gpu_target(target), options=options)
     if target.startswith("sm_"):
         loads, stores = ptx_accesses(compiled.asm["ptx"])
-        registers, spills = cubin_resources(_resource_usage(compiled.asm["cubin"]))
+        registers, spills = cubin_resources(_cuobjdump(compiled.asm["cubin"], "--dump-resource-usage"))
+        if spills and not uses_stack(_cuobjdump(compiled.asm["cubin"], "-sass")):
+            spills = 0
     else:
         loads, stores = gcn_accesses(compiled.asm["amdgcn"])
         registers, spills = gcn_resources(compiled.asm["amdgcn"])
@@ -84,12 +86,12 @@ def gpu_target(name: str) -> GPUTarget:
     return GPUTarget("hip", name, 64 if name.startswith("gfx9") else 32)
 
 
-def _resource_usage(cubin: bytes) -> str:
+def _cuobjdump(cubin: bytes, option: str) -> str:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
+        command = [str(tool), option, file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -47,8 +47,11 @@ class Encodings:
             return None
 
     def _encoding(self) -> Encoding | None:
-        store, quant = self.spec.store, self.spec.quant
+        store, quant, rotation = self.spec.store, self.spec.quant, self.spec.rotate
         if store is None and quant is None:
+            if rotation:
+                hint = "`store: bfloat16` rounds what was rotated, `quant` makes codes of it"
+                self._report("KV210", "`rotate` without `store` or `quant`", "rotate", hint=hint, key=True)
             return None
         if store is not None and quant is not None:
             self._report("KV210", "either `store` or `quant`: each says what is stored", "store", key=True)
@@ -56,12 +59,20 @@ class Encodings:
         if others := [dtype for dtype in self.spec.dtype if dtype not in _SOURCES]:
             message = f"`{others[0]}` values cannot be encoded: sources are float32, float16 or bfloat16"
             self._report("KV210", message, "dtype")
+        if rotation:
+            self._check_rotation(self.axes["dim"].extent)
         if quant is None:
-            if set(self.spec.dtype) == {store}:
+            if set(self.spec.dtype) == {store} and not rotation:
                 hint = "without `store` values are stored as they come; `dtype` says which are taken"
                 self._report("KV210", f"`{self.name}` comes as {store}: there is nothing to cast", "store", hint=hint)
-            return Encoding("cast", store)
+            return Encoding("cast", store, rotation=rotation)
         return self._quant(quant)
+
+    def _check_rotation(self, dims: int | None) -> None:
+        if dims is None or dims & (dims - 1):
+            number = "a number known at launch" if dims is None else dims
+            message = f"`rotate` mixes the dims of a row: they are a power of two, not {number}"
+            self._report("KV214", message, "rotate", key=True)
 
     def _report(self, code: str, message: str, *where: str, hint: str | None = None, key: bool = False) -> None:
         location: Location = ("streams", self.name, *where)
@@ -77,12 +88,13 @@ class Encodings:
         clamp = self._clamp(spec, mode)
         scale = self._scale(spec, mode, clamp)
         zero = self._zero(spec, mode, scale)
-        return scale and Encoding(spec.mode, mode.code, spec.round or "even", clamp, scale, zero)
+        return scale and Encoding(spec.mode, mode.code, spec.round or "even", clamp, scale, zero, self.spec.rotate)
 
     def _clamp(self, spec: QuantSpec, mode: Mode) -> tuple[int, int] | None:
         """The smallest and the largest integer code, None of floats."""
         if mode.clamp is None and spec.round == "away":
-            self._report("KV211", f"{spec.mode} rounds to even", "quant", "round", hint="leave it out")
+            where = "has bounds between its codes" if mode.by_norm else "rounds to even"
+            self._report("KV211", f"{spec.mode} {where}", "quant", "round", hint="leave it out")
         if spec.clamp is None:
             return mode.clamp
         if mode.clamp is None or mode.asymmetric:
@@ -139,7 +151,9 @@ class Encodings:
             axes = tuple(axis for axis in axes if axis.name != "layer")  # what is stored has it wherever its buffer has
         dtype, grid = self._number(quant, mode)
         code_range, floor = spec.range or mode.code_range, spec.floor or _floor(mode)
-        if dynamic:
+        if mode.by_norm:
+            self._check_norm(quant, mode, axes, dynamic)
+        elif dynamic:
             self._check_dynamic(spec, pow2=grid == "pow2", rounded=grid == "pow2" or dtype != "float32")
             self._check_range(quant, mode, code_range, clamp)
         else:
@@ -192,11 +206,43 @@ class Encodings:
         return Scale(f"{self.name}.scale.scale", found, dynamic=False, dtype="float32", stored=False, code_range=1.0)
 
     def _check_groups(self, mode: Mode, axes: tuple[Axis, ...]) -> None:
-        """Codes that share a byte are put together in tiles, whose sides are powers of two."""
+        """What shares a byte, or is rotated, is put together in tiles, whose sides are powers of two."""
         group = next((a for a in axes if a.name == "dim" and a.step > 1 and a.count != 1), None)
-        if mode.bits < 8 and group is not None and group.step & (group.step - 1):
+        if group is None or not group.step & (group.step - 1):
+            return
+        if mode.bits < 8:
             message = f"groups of {group.step} dims: those of codes narrower than a byte are a power of two"
             self._report("KV314", message, *_SCALE, "per")
+        elif self.spec.rotate:
+            message = f"groups of {group.step} dims: those of a rotated stream are a power of two"
+            self._report("KV214", message, *_SCALE, "per")
+
+    def _check_norm(self, quant: QuantSpec, mode: Mode, axes: tuple[Axis, ...], dynamic: bool) -> None:
+        """A scale that is the norm of a group of values over that of its codes has little to say for itself."""
+        spec, dims = quant.scale, self.axes["dim"].extent
+        if not dynamic:
+            message = f"the scale of {quant.mode} is made of the values: it is no static one"
+            self._report("KV211", message, *_SCALE, "source", hint="leave it out")
+        wanted = {"block", "slot", "dim", *(self.axes.keys() & {"head"})}
+        if {axis.name for axis in axes} - {"layer"} != wanted or {axis.step for axis in axes} != {1, mode.group}:
+            heads = " head" if "head" in wanted else ""
+            message = f"the scale of {quant.mode} varies over `token{heads} dim//{mode.group}`"
+            self._report("KV211", message, *_SCALE, "per", hint="leave it out")
+        elif dims is None or dims % mode.group:
+            number = "known at launch only" if dims is None else f"{dims}"
+            message = f"{quant.mode} takes whole groups of {mode.group} dims, and `dim` is {number}"
+            self._report("KV214", message, "quant", "mode")
+        meaningless = {
+            "range": spec.range not in (None, mode.code_range),
+            "floor": spec.floor not in (None, ("none", 0.0)),
+            "grid": spec.grid == "pow2",
+            "exponent": spec.exponent == "floor",
+            "arithmetic": spec.arithmetic == "multiply",
+            "given": spec.given == "inverse",
+            "encode": spec.encode == "exact",
+            "scale": spec.scale not in (None, "none"),
+        }
+        self._report_meaningless(meaningless, "the scale is the norm of the values over that of their codes")
 
     def _check_static(self, spec: ScaleSpec, mode: Mode, dtype: str, stored: bool) -> None:
         """How a scale is computed means nothing of one that is given; defaults may always be written."""

@@ -88,7 +88,8 @@ class Encoding:
     """How the values of a stream become codes.
 
     ``mode`` is ``cast`` (to the codes' own type, no scale) or a mode of ``kvgen.quant``; ``code`` is the element type
-    of the codes; integers are rounded as ``rounding`` says and clamped to ``clamp``.
+    of the codes; integers are rounded as ``rounding`` says and clamped to ``clamp``. ``rotation``: what values are
+    turned by before all of that, a Walsh-Hadamard transform along ``dim``.
     """
 
     mode: str
@@ -97,6 +98,7 @@ class Encoding:
     clamp: tuple[int, int] | None = None
     scale: Scale | None = None
     zero: Zero | None = None
+    rotation: Literal["hadamard"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +140,18 @@ class Dim:
 class Holds:
     """Values of one leaf, or of two that take turns over the ``kv`` axis (0 being the first).
 
-    Codes narrower than a byte lie ``pack.size`` together in ``itemsize`` bytes, low bits first: ``pack`` is the digit
-    that counts them there, and the dims of the place count what is left of its axis.
+    Codes narrower than a byte lie ``pack.size`` together in ``itemsize`` bytes, a little-endian stream of bits:
+    ``pack`` is the digit that counts them there, and the dims of the place count what is left of its axis.
     """
 
     leaves: tuple[str, ...]
     itemsize: int
     pack: Digit | None = None
+
+    @property
+    def bits(self) -> int:
+        """Of a value, or of a code where several share bytes."""
+        return 8 * self.itemsize // (self.pack.size if self.pack else 1)
 
 
 @dataclass(frozen=True, slots=True)

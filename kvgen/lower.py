@@ -134,10 +134,10 @@ def _side_view(buffer: Buffer, site: _Site, itemsize: int, index: int) -> View:
 def _view(buffer: Buffer, itemsize: int, offset: int, steps: list[Step] | tuple[Step, ...], all_steps) -> View:
     """A view in tensor elements, from offsets and constant steps in bytes."""
     unit = buffer.unit
-    # What divides every byte address of the leaf, on tensors whose own strides are multiples of it.
+    # The power of two that divides every byte address of the leaf, on tensors whose own strides are multiples of it.
     pitches = [buffer.place.pitch] if isinstance(buffer.place.content, Record) else []
     constants = [step.factor for step in all_steps if step.dim is None]
-    access = math.gcd(itemsize, offset, *constants, *pitches)
+    access = math.gcd(itemsize & -itemsize, offset, *constants, *pitches)
     if unit > 1:
         offset //= unit
         steps = [s if s.dim is not None else Step(s.digit, None, s.factor // unit) for s in steps]

@@ -15,17 +15,17 @@ KEYS = ("holds", "order", "fields", "align", "pad", "fill")
 
 _ARGUMENTS = """
 block_size block_table block_table_row context_lens count cu_seq_lens device dtype head_dim layer num_blocks num_heads
-num_layers num_requests num_tokens out positions query_start_loc rank request_ids seq_lens slots start_pos starts
-total_tokens zero_skipped
+num_layers num_requests num_tokens out positions query_start_loc rank request_ids rotated seq_lens slots start_pos
+starts total_tokens zero_skipped
 """
 
 _VARIABLES = """
-amax arguments bits block_table_stride column compiled contextlib current_device dim_byte dim_group dim_lane driver
-dtypes entering exact find first first_block first_slot flags function given grid highest hooks in_range index inside
-inverse keep known latest launch leaving length limit lowest metadata name ndim nested num_columns num_out num_rows
-num_slots numbers offset outer reach run_number run_slot runner same scale search_step self shape shapes size
-slot_number start starts step steps stored stream_of stride stride_unit strides t tensor TensorGuards tensors tl
-tokens torch triton unit valid whole written zero
+amax arguments bits block_table_stride chosen chosen_squares column compiled contextlib current_device dim_byte
+dim_group dim_lane dim_word driver dtypes entering exact find first first_block first_slot flags function given grid
+highest hooks in_range index inside inverse keep known latest launch leaving length limit lowest metadata name ndim
+nested num_columns num_out num_rows num_slots numbers offset outer ratio reach run_number run_slot runner same scale
+search_step self shape shapes size slot_number squares start starts step steps stored stream_of stride stride_unit
+strides t tensor TensorGuards tensors tl tokens torch triton unit valid whole written zero
 """
 
 _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())
@@ -33,7 +33,7 @@ _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())
 
 _IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _LONGEST = 64
-_DERIVED = re.compile("(_out)?(_(ptr|length|dim(_byte|_group|_lane)?|stride.*))?")
+_DERIVED = re.compile("(_out)?(_(ptr|length|dim(_byte|_group|_lane|_word)?|stride.*))?")
 
 
 def objection(name: str) -> str | None:

@@ -97,10 +97,10 @@ def split_run(content: Holds, levels: Sequence[Level]) -> tuple[Sequence[Level],
     return levels, None
 
 
-def codes_at(content: Holds, run: Level | None, byte: int) -> tuple[int, ...]:
-    """The dims, within their run, of the codes that share a byte of it: the first in the lowest bits."""
+def codes_at(content: Holds, run: Level | None, index: int) -> tuple[int, ...]:
+    """The dims, within their run, of the codes that share its bytes number ``index``: the first in the lowest bits."""
     step = run.digit.div if run and run.digit.axis == content.pack.axis else 0
-    return tuple(byte * step + content.pack.div * i for i in range(content.pack.size))
+    return tuple(index * step + content.pack.div * i for i in range(content.pack.size))
 
 
 def _run_text(place: Place, run: Level | None) -> str:
@@ -110,22 +110,29 @@ def _run_text(place: Place, run: Level | None) -> str:
     if run is None:
         return f"{what}, {item}"
     if content.pack:
-        return f"{what}, {run.size} bytes of {content.pack.size} codes"
+        whole = "bytes" if content.itemsize == 1 else f"times {content.itemsize} bytes"
+        return f"{what}, {run.size} {whole} of {content.pack.size} codes"
     last = run.size + -1
     return f"{what}, {run.label} 0 {GAP} {last}, {item} each"
 
 
 def _shared_bytes(content: Holds, run: Level | None) -> list[str]:
-    """Which codes share the first bytes of a cell, and the last one; nothing where a code has bytes of its own."""
+    """Which codes share the first bytes of a cell, and the last ones; nothing where a code has bytes of its own."""
     if not content.pack:
         return []
-    bits = 8 // content.pack.size
+    bits, wide = content.bits, content.itemsize
     shown = run.shown(4) if run else [0]
-    head = [f"bits {bits * i} – {bits * (i + 1) - 1}" for i in range(content.pack.size)]
+    name = "bits " if wide == 1 else ""
+    head = [f"{name}{bits * i} – {bits * (i + 1) - 1}" for i in range(content.pack.size)]
     rows = [[GAP] * len(head) if b is None else [f"dim {d}" for d in codes_at(content, run, b)] for b in shown]
-    labels = [GAP if b is None else f"byte {b}" for b in shown]
+    labels = [
+        GAP if b is None else f"byte {b}" if wide == 1 else f"bytes {wide * b} – {wide * (b + 1) - 1}" for b in shown
+    ]
     names = ", ".join(content.leaves)
-    return [f"bytes of {names}, {content.pack.size} codes each:", *_table([head, *rows], ["", *labels], header=True)]
+    return [
+        f"bytes of {names}, {content.pack.size} codes each:",
+        *_table([head, *rows], ["" if name else "bits", *labels], header=True),
+    ]
 
 
 def _nest(levels: Sequence[Level], base: int, size: Amount, title: str = "", few: int = 2) -> list[str]:

@@ -11,7 +11,7 @@ from kvgen.diagnostics import Diagnostic, Span
 from kvgen.layout import Buffer, Dim, Field, Holds, Leaf, Pad, Place, Record, leaves_of
 from kvgen.names import AXES, KEYS
 from kvgen.orders import Group, OrderError, Term, digits, parse_order
-from kvgen.packing import PackingError, packed
+from kvgen.packing import Pack, PackingError, packed
 from kvgen.source import Location, Source
 from kvgen.spec import PadSpec, PlaceSpec
 from kvgen.suggest import known_here, suggestion
@@ -26,13 +26,13 @@ _KV = Axis("kv", 2)
 class Known:
     """What places refer to. Broken streams and params were reported before: what uses them is passed over.
 
-    ``coded`` are the leaves that are codes, scales or zeros, ``shared`` how many codes of a leaf share a byte,
-    ``arguments`` the scales that are no leaves.
+    ``coded`` are the leaves that are codes, scales or zeros, ``packs`` says how the codes of a leaf share bytes,
+    ``arguments`` are the scales that are no leaves.
     """
 
     leaves: Mapping[str, Leaf]
     coded: frozenset[str]
-    shared: Mapping[str, int]
+    packs: Mapping[str, Pack]
     arguments: frozenset[str]
     broken: frozenset[str]
     layers: Axis
@@ -128,22 +128,30 @@ class Places:
         if spec.holds is None:
             return Place(dims, self._record(spec, location, above + uses), spec.align)
         dims += self._leaf(spec, location, above + uses, in_record)
-        dims, pack = self._packed(spec, location, dims)
-        return Place(dims, Holds(spec.holds, self.known.leaves[spec.holds[0]].itemsize, pack), spec.align)
+        if spec.holds[0] in self.known.packs:
+            return self._packed(spec, location, dims, in_record)
+        return Place(dims, Holds(spec.holds, self.known.leaves[spec.holds[0]].itemsize), spec.align)
 
-    def _packed(
-        self, spec: PlaceSpec, location: Location, dims: tuple[Dim, ...]
-    ) -> tuple[tuple[Dim, ...], Digit | None]:
-        """The dimensions counted in bytes and the codes of a byte, where several share one."""
-        per = self.known.shared.get(spec.holds[0], 1)
-        if per == 1:
-            return dims, None
+    def _packed(self, spec: PlaceSpec, location: Location, dims: tuple[Dim, ...], in_record: bool) -> Place:
+        """The place of codes that share bytes.
+
+        Where these are several, the last dimension of a tensor counts bytes, as it does of a record: the place is
+        ``fields`` of one.
+        """
+        share = self.known.packs[spec.holds[0]]
         try:
-            return packed(self.known.leaves[spec.holds[0]], dims, per)
+            dims, pack = packed(self.known.leaves[spec.holds[0]], dims, share)
+            if share.itemsize > 1 and not in_record and dims[-1].size is None:
+                raise PackingError(f"the last dimension counts bytes, {share.itemsize} of each {share.codes} codes")
         except PackingError as error:
             where = (*location, "order") if spec.order is not None else (*location, "holds")
             self._report("KV314", error.message, self.source.at(where), error.hint)
             raise _Unresolved from None
+        held = Holds(spec.holds, share.itemsize, pack)
+        if share.itemsize == 1 or in_record:
+            return Place(dims, held, spec.align)
+        inner = Place(dims[-1:], held, spec.align)
+        return Place(dims[:-1], Record((Field(0, inner),), inner.size))
 
     def _record(self, spec: PlaceSpec, location: Location, above: _Uses) -> Record:
         fields, end, failed = [], 0, False

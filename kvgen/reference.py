@@ -163,6 +163,7 @@ def gather(
     layer: int | None = None,
     scales: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
+    rotated: bool = False,
     out: Mapping[str, Tensor] | None = None,
     zero_skipped: bool = False,
 ) -> dict[str, Tensor]:
@@ -170,7 +171,7 @@ def gather(
 
     Rows of skipped tokens keep what ``out`` had, or become zero with ``zero_skipped``; without ``out`` they are zero.
     ``dtype`` is the type of decoded streams, and of plain ones in byte buffers if it is one of theirs; by default the
-    first one of the stream.
+    first one of the stream. What was rotated is turned back unless it is wanted ``rotated``.
     """
     keep, numbers = resolve_slots(layout, slots, num_slots(layout, buffers), remap)
     pool = _Pool(layout, buffers, _check_layer(layout, extents(layout, buffers), layer), scales or {})
@@ -188,7 +189,7 @@ def gather(
             values = pool.read(stream.name, numbers, shape)
             if stream.encoding is not None:
                 given = pool.given_scale(stream, numbers)
-                values = encoded.decode_rows(stream, values, given).to(rows.dtype)
+                values = encoded.decode_rows(stream, values, given, rotated).to(rows.dtype)
             rows[: len(slots)][keep] = values.view(rows.dtype)
         result[stream.name] = rows
     return result
@@ -288,6 +289,7 @@ def gather_paged(
     rank: int = 0,
     scales: Mapping[str, Tensor] | None = None,
     dtype: torch.dtype | None = None,
+    rotated: bool = False,
     out: Mapping[str, Tensor] | None = None,
     zero_skipped: bool = False,
 ) -> dict[str, Tensor]:
@@ -304,7 +306,7 @@ def gather_paged(
     position = torch.where(position < _entry(seq_lens, request, 0), position, -1)
     size = extents(layout, buffers)["slot"]
     slots = locate(layout, block_table, request, position, size, rank)
-    options = {"remap": remap, "layer": layer, "scales": scales, "dtype": dtype}
+    options = {"remap": remap, "layer": layer, "scales": scales, "dtype": dtype, "rotated": rotated}
     return gather(layout, buffers, slots, **options, out=out, zero_skipped=zero_skipped)
 
 

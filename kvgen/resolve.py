@@ -10,7 +10,7 @@ from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.encodings import Encodings
 from kvgen.layout import Buffer, FewHints, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
 from kvgen.names import AXES, argument_objection, objection
-from kvgen.packing import BITS
+from kvgen.packing import BITS, pack_of
 from kvgen.places import Known, Places
 from kvgen.source import Location, Source, parse, read
 from kvgen.spec import KernelSpec, Reading, Spec, StreamSpec, read_spec
@@ -199,7 +199,7 @@ class _Resolver:
         return Known(
             leaves=leaves,
             coded=frozenset(leaves.keys() - plain),
-            shared={name: 8 // BITS[code] for name, code in codes.items() if code in BITS},
+            packs={name: pack_of(BITS[code]) for name, code in codes.items() if code in BITS},
             arguments=frozenset(scale.name for scale in scales) - leaves.keys(),
             broken=self.broken("streams"),
             layers=self.layers(),

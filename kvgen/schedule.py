@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvgen.layout import KernelHints, Layout
+from kvgen.layout import KernelHints, Layout, Stream
 from kvgen.lower import SLOT_NUMBER
-from kvgen.plan import Copy, Plan, View
+from kvgen.plan import Copy, Plan
+from kvgen.quant import MODES
 
 TARGET_VALUES = 1024  # values a program moves at the least, where tokens are many: 4 warps of 16-byte accesses
 MAX_VALUES = 8192  # values of one stream held by a program at the most
@@ -64,7 +65,7 @@ class Schedule:
 def schedule(layout: Layout, plan: Plan) -> Schedule:
     """The schedule for a plan: the layout's own choice where it makes one, else by the rules above."""
     wish: KernelHints = getattr(layout.schedule, plan.kind)
-    lanes = [_lane(plan.cache_view(copy)) for copy in plan.copies]
+    lanes = [_lane(layout, plan, copy) for copy in plan.copies]
     slot_minor = "token" in lanes
     widest = max(padded_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
     heads = _heads(layout, plan, wish.heads, slot_minor, widest)
@@ -72,6 +73,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     encoded = any(layout.stream(copy.stream).encoding for copy in plan.copies)
     tokens = wish.tokens or _tokens(layout, slot_minor, encoded, widest, row)
     per_warp = _values_per_warp(slot_minor, encoded, plan.placement == "slots")
+    if any(_worked_on_together(layout.stream(name)) for name in plan.streams):
+        per_warp = 256
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
@@ -82,6 +85,12 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
     warps = wish.few.num_warps or num_warps
     return Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
+
+
+def _worked_on_together(stream: Stream) -> bool:
+    """Whether all values of a row or a group are at hand at a time: that takes registers."""
+    mode = MODES.get(stream.encoding.mode) if stream.encoding else None
+    return stream.encoding is not None and (stream.encoding.rotation is not None or (mode is not None and mode.by_norm))
 
 
 def _values_per_warp(slot_minor: bool, encoded: bool, by_slots: bool) -> int:
@@ -109,7 +118,7 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
     Appending a token alone leaves early where it is skipped; gathering masks it (``vector``): its row may be zeroed.
     """
     view = plan.cache_view(copy)
-    lane = _lane(view)
+    lane = _lane(layout, plan, copy)
     sides: dict[str, int | None] = {"token": tokens}
     for axis in layout.stream(copy.stream).axes:
         if axis.name == "dim" and (group := layout.stream(copy.stream).group):
@@ -124,12 +133,13 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
     return Tile(tuple(kept), tuple(sides[name] for name in kept), runs)
 
 
-def _lane(view: View) -> str:
+def _lane(layout: Layout, plan: Plan, copy: Copy) -> str:
     """The tile axis that neighbouring lanes walk: ``dim`` where its runs fill a sector, else what varies next.
 
-    Codes that share bytes are put together along the last axis of a tile, which is ``dim`` then.
+    Along the last axis of a tile codes that share bytes are put together and rows are turned: it is ``dim`` then.
     """
-    if view.pack:
+    view, encoding = plan.cache_view(copy), layout.stream(copy.stream).encoding
+    if view.pack or (encoding and encoding.rotation):
         return "dim"
     values = 1
     for step in reversed(view.steps):

@@ -103,11 +103,14 @@ def _stream(layout: Layout, stream: Stream) -> dict[str, Any]:
 def _stored(layout: Layout, stream: Stream) -> str | None:
     """The encoding of a stream in a few words, None where values are stored as they come."""
     encoding, scale = stream.encoding, stream.scale
+    if encoding is None:
+        return None
+    rotated = " after a Hadamard rotation" if encoding.rotation else ""
     if scale is None:
-        return encoding and encoding.code
+        return encoding.code + rotated
     kind = "dynamic" if scale.dynamic else "static"
     refused = ", never appended" if append_refusal(layout, stream.name) else ""
-    return f"{encoding.mode} with a {kind} scale per {per(layout, scale) or 'tensor'}{refused}"
+    return f"{encoding.mode} with a {kind} scale per {per(layout, scale) or 'tensor'}{rotated}{refused}"
 
 
 def _buffer(layout: Layout, buffer: Buffer, formulas: dict[str, Formula]) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def _formula(layout: Layout, stream: str, view: View) -> Formula:
     address = " + ".join([*terms, str(view.offset)] if view.offset else terms)
     if view.pack is None:
         return Formula(address)
-    bits = 8 // view.pack.size
+    bits = 8 * view.itemsize // view.pack.size
     return Formula(address, f"{_digit(layout, stream, view.pack)} * {bits}", bits)
 
 

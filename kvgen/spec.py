@@ -158,6 +158,9 @@ class StreamSpec(_Model):
     store: Annotated[str | None, *dtype_of(CASTS, "dtype to store")] = Field(
         None, description="Cast to this type, without a scale."
     )
+    rotate: Annotated[str | None, *choice("hadamard")] = Field(
+        None, description="Turned along `dim` before it is encoded; gather turns it back."
+    )
     quant: QuantSpec = Field(None, description="Stored as codes and a scale.")
 
     @model_validator(mode="before")
@@ -275,7 +278,6 @@ RESERVED: dict[str, tuple[type[_Model], ...]] = {
     "layers": (Spec,),
     "convert": (Spec,),
     "grid": (Spec,),
-    "rotate": (StreamSpec,),
 }
 """Keys the language keeps for what this version does not do, and the mappings that have them."""
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from kvgen.quant import MODES
-from kvgen.suggest import known_here, suggestion
+from kvgen.suggest import suggestion
 
 ITEMSIZE = {
     "bfloat16": 2,
@@ -39,9 +39,6 @@ STORED_ITEMSIZE = ITEMSIZE | {"float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float
 
 ZERO_DTYPES = {"minimum": ("float16", "float32", "bfloat16"), "point": ("uint8",)}
 """The types of a zero by its kind, the one it has where nothing is said first."""
-
-RESERVED_MODES = ("turbo2", "turbo3", "turbo4")
-"""Encodings the language keeps for what this version does not do."""
 
 DEFAULT_DTYPES = ("bfloat16", "float16")
 
@@ -187,8 +184,6 @@ def _one_as_list(value: object) -> object:
 def _mode(value: object) -> str:
     if isinstance(value, str) and value in MODES:
         return value
-    if value in RESERVED_MODES:
-        raise fail("KV204", f"mode `{value}` is not supported by this version of kvgen", known_here(MODES))
     raise fail("KV203", f"expected the mode of an encoding, got {shown(value)}", suggestion(str(value), MODES))
 
 

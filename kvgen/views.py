@@ -23,8 +23,8 @@ class ByteView:
     """The bytes of a leaf or of padding inside a buffer's tensor, uint8: a dimension per digit, then the value's bytes.
 
     ``digits`` name the leading dimensions: those of ``block``, then of ``slot``, then of every other axis in logical
-    order, each from the slowest down. Of codes that share a byte it is the bytes that are told apart: ``pack`` is the
-    digit that counts the codes of one, the first in the lowest bits.
+    order, each from the slowest down. Of codes that share bytes it is these that are told apart: ``pack`` is the digit
+    that counts the codes of such a group of bytes, the first in the lowest bits of the first.
     """
 
     tensor: Tensor
@@ -50,6 +50,11 @@ class ByteView:
         return tuple(index)
 
     @property
+    def bits(self) -> int:
+        """Of a value, or of a code where several share bytes."""
+        return 8 * self.tensor.shape[-1] // (self.pack.size if self.pack else 1)
+
+    @property
     def pack_dim(self) -> int:
         """The dimension before which that of ``pack`` stands where codes are told apart."""
         faster = (i for i, d in enumerate(self.digits) if d.axis == self.pack.axis and d.div < self.pack.div)
@@ -57,12 +62,12 @@ class ByteView:
         return next(faster, last + 1)
 
     def read(self, index: tuple[Tensor, ...]) -> Tensor:
-        """Values at an index of ``at``: ``[n, …]``, their bytes last; codes that share one apart, a byte each."""
+        """Values at an index of ``at``: ``[n, …]``, their bytes last; codes that share bytes apart, a byte each."""
         data = self.tensor[index]
         if self.pack is None:
             return data
-        bits = 8 // self.pack.size
-        codes = [data >> bits * part & (1 << bits) - 1 for part in range(self.pack.size)]
+        stream = sum(byte << 8 * i for i, byte in enumerate(data.long().unbind(-1))).unsqueeze(-1)
+        codes = [(stream >> self.bits * part & (1 << self.bits) - 1).byte() for part in range(self.pack.size)]
         return torch.stack(codes, dim=1 + self.pack_dim - self.token_dims)
 
     def write(self, index: tuple[Tensor, ...], data: Tensor) -> None:
@@ -71,12 +76,10 @@ class ByteView:
         if self.pack is None:
             self.tensor[index] = data.reshape(count, *shape)
             return
-        at, bits = self.pack_dim - self.token_dims, 8 // self.pack.size
-        codes = data.reshape(count, *shape[:at], self.pack.size, *shape[at:]).unbind(1 + at)
-        whole = torch.zeros_like(codes[0])
-        for part, code in enumerate(codes):
-            whole |= (code & (1 << bits) - 1) << bits * part
-        self.tensor[index] = whole
+        at = self.pack_dim - self.token_dims
+        codes = data.long().reshape(count, *shape[:at], self.pack.size, *shape[at:-1], 1).unbind(1 + at)
+        stream = sum((code & (1 << self.bits) - 1) << self.bits * part for part, code in enumerate(codes))
+        self.tensor[index] = torch.cat([stream >> 8 * i & 255 for i in range(shape[-1])], dim=-1).byte()
 
     def select(self, axis: str, index: int) -> ByteView:
         """The view with one axis held at ``index``; padding may repeat over some digits of it, or none."""

@@ -161,11 +161,12 @@ def _put_token(storage: np.ndarray, found: Found, token: torch.Tensor, at: Simpl
     first = np.broadcast_to(_token(found.address, at), (1, *_token(found.address, at).shape[1:])).reshape(-1)
     if found.part is not None:
         which = np.broadcast_to(_token(found.part, at), _token(found.address, at).shape).reshape(-1)
-        bits = 8 // (int(found.part.max()) + 1)
-        for part in np.unique(which):  # two codes of a byte are not written at once
-            mine = which == part
-            kept = storage[first[mine]] & ~np.uint8(((1 << bits) - 1) << bits * part)
-            storage[first[mine]] = kept | values[mine, 0] << np.uint8(bits * part)
+        places = ((part, bit) for part in np.unique(which) for bit in range(found.bits))
+        for part, bit in places:  # two codes of a byte are not written at once
+            mine, place = which == part, int(part) * found.bits + bit
+            byte, inside = first[mine] + place // 8, np.uint8(place % 8)
+            written = (values[mine, 0] >> np.uint8(bit) & 1) << inside
+            storage[byte] = storage[byte] & ~(np.uint8(1) << inside) | written
         return
     for byte in range(found.itemsize):
         storage[first + byte] = values[:, byte]

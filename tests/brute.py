@@ -16,9 +16,12 @@ import yaml
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "uint8": 1}
 CODES = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "fp8_e4m3fnuz": "e4m3fnuz", "fp8_e5m2fnuz": "e5m2fnuz", "int8": "int8"}
 CODES |= {"mxfp8": "e4m3", "int4": "int4", "int4_asymmetric": "uint4", "nvfp4": "e2m1", "mxfp4": "e2m1"}
+CODES |= {"turbo2": "turbo2", "turbo3": "turbo3", "turbo4": "turbo4"}
 SCALES = {"mxfp8": "e8m0", "mxfp4": "e8m0", "nvfp4": "e4m3", "int4": "float16", "int4_asymmetric": "float16"}
-GROUPS = {"nvfp4": 16}
-PER_BYTE = {"int4": 2, "uint4": 2, "e2m1": 2}
+SCALES |= {"turbo2": "e4m3", "turbo3": "e4m3", "turbo4": "e4m3"}
+GROUPS = {"nvfp4": 16, "turbo2": 16, "turbo3": 16, "turbo4": 16}
+PACKS = {"int4": (2, 1), "uint4": (2, 1), "e2m1": (2, 1), "turbo2": (4, 1), "turbo3": (8, 3), "turbo4": (2, 1)}
+"""How many codes share how many bytes. Where these are several, a layout writes ``fields``."""
 ALIASES = {"request": "block", "position": "slot"}
 AXES = ("layer", "block", "slot", "kv", "head", "dim")
 
@@ -30,7 +33,8 @@ class Found:
     address: np.ndarray
     itemsize: int
     fill: int | None = None
-    part: np.ndarray | None = None  # which code of its byte a value is, counted from the low bits
+    part: np.ndarray | None = None  # which code of its bytes a value is, counted from the low bits
+    bits: int = 0  # of such a code
 
 
 @dataclass
@@ -156,9 +160,9 @@ class Brute:
         return groups
 
     def _shared(self, place: dict[str, Any], above: list[str]) -> tuple[str, int] | None:
-        """The fastest term that tells anything apart, and how many of its codes share a byte; None of whole bytes."""
+        """The fastest term that tells anything apart, and how many of its codes share bytes; None of whole bytes."""
         leaf = place.get("holds", [""])[0]
-        per = PER_BYTE.get(self.dtypes(leaf)[0], 1) if leaf else 1
+        per = PACKS.get(self.dtypes(leaf)[0], (1,))[0] if leaf else 1
         if per == 1:
             return None
         terms = [term for group in self._written(place, above) for term in group]
@@ -214,7 +218,8 @@ class Brute:
 
     def _pitch(self, place: dict[str, Any], above: list[str]) -> int:
         if "holds" in place:
-            return self.itemsize(place["holds"][0])
+            leaf = place["holds"][0]
+            return PACKS.get(self.dtypes(leaf)[0], (1, self.itemsize(leaf)))[1]
         align = place.get("align", 1)
         return -(-self._record_size(place, above) // align) * align
 
@@ -258,7 +263,8 @@ class Brute:
                 for shared in (re.fullmatch(r"\((.*)\)//(\d+)", t) for group, _ in steps for t in group):
                     if shared:
                         part = self._values(shared[1], leaf) % int(shared[2])
-                result.values[leaf] = Found(address, self.itemsize(leaf), part=part)
+                codes, whole = PACKS.get(self.dtypes(leaf)[0], (1, 0))
+                result.values[leaf] = Found(address, self.itemsize(leaf), part=part, bits=8 * whole // codes)
             return
         leaf = next(self._leaves(place))
         for offset, end, item in self._fields(place, above):

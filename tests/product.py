@@ -170,12 +170,13 @@ class _Writer:
         point = self.point
         layer = ", layer: 2" if "layer" in point.axes else ""
         streams = ["key", "value"] if point.placement == "planes" else ["key"]
-        dtype = self.random.choice(("", "", "dtype: float32, "))
+        dtype, dim = self.random.choice(("", "", "dtype: float32, ")), self._dim()
+        rotate = self.random.choice(("", "rotate: hadamard, ")) if dim & (dim - 1) == 0 else ""
         lines = [
             "name: point",
-            f"axes: {{head: {HEADS}, dim: {self._dim()}{layer}}}",
+            f"axes: {{head: {HEADS}, dim: {dim}{layer}}}",
             f"block_size: {BLOCK_SIZE}",
-            f"streams:\n  key: {{{dtype}quant: {{{self._quant()}}}}}",
+            f"streams:\n  key: {{{dtype}{rotate}quant: {{{self._quant()}}}}}",
             *["  value: key"] * (len(streams) - 1),
             "buffers:",
             *getattr(self, f"_{point.placement}")(),
@@ -185,7 +186,7 @@ class _Writer:
     def _dim(self) -> int:
         """Two groups or three; where nothing divides them, a short last one too, or none at all."""
         point, group = self.point, self.point.group
-        if point.order in ("half-split", "vectors"):
+        if point.order in ("half-split", "vectors") or point.mode.by_norm:
             return self.random.choice((2, 3)) * group
         return self.random.choice((2 * group, 3 * group, 2 * group + 14, 20))
 
@@ -208,6 +209,8 @@ class _Writer:
         own = next(word for word, dtype in SCALE_DTYPES.items() if dtype == point.mode.scale_dtype)
         dtype = own if point.mode.group else choose(tuple(SCALE_DTYPES))
         parts = [f"per: {per}", f"source: {point.source}", f"dtype: {dtype}"]
+        if point.mode.by_norm:
+            return ", ".join(parts)
         parts.append(f"arithmetic: {choose(('divide', 'multiply'))}")
         if point.source == "static":
             if not {"block", "slot"} & set(point.axes):

@@ -85,6 +85,8 @@ def test_widths_in_gcn():
 def test_resources():
     dump = "Function copy:\n  REG:24 STACK:8 SHARED:0 LOCAL:16 CONSTANT[0]:568 TEXTURE:0 SURFACE:0 SAMPLER:0\n"
     assert assembly.cubin_resources(dump) == (24, 24)
+    assert assembly.uses_stack("  STL.64 [R1], R4 ;\n")
+    assert not assembly.uses_stack("  STG.E [R2.64], R4 ;\n")
     metadata = "    .private_segment_fixed_size: 12\n    .vgpr_count:     40\n    .vgpr_spill_count: 5\n"
     assert assembly.gcn_resources(metadata) == (40, 20)
     with pytest.raises(ValueError, match="no resources"):

@@ -64,6 +64,12 @@ def argument_scales(layout: Layout, plan: Plan) -> list[Scale]:
     return [scale for scale in scales if not scale.stored]
 
 
+def rotated(layout: Layout, plan: Plan) -> tuple[str, ...]:
+    """The streams of a plan that are stored rotated."""
+    streams = [layout.stream(name) for name in plan.streams]
+    return tuple(stream.name for stream in streams if stream.encoding and stream.encoding.rotation)
+
+
 def placement_args(layout: Layout, plan: Plan) -> list[Arg]:
     """What a token's slot number is found with."""
     remap = layout.slots.remap

@@ -40,6 +40,7 @@ def _stream(layout: Layout, stream: Stream) -> dict[str, Any]:
 
 def _encoding(layout: Layout, encoding: Encoding) -> dict[str, Any]:
     return _said(
+        rotate=encoding.rotation,
         mode=encoding.mode,
         code=encoding.code,
         round=encoding.rounding if encoding.clamp else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from kvgen import sizes
-from kvgen.emit.args import argument_scales
+from kvgen.emit.args import argument_scales, rotated
 from kvgen.emit.encoding import describe
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name
 from kvgen.encodings import append_refusal
@@ -122,6 +122,9 @@ def _encoding_lines(layout: Layout, plan: Plan) -> list[str]:
     encoded = [name for name in plan.streams if layout.stream(name).encoding]
     if encoded and plan.kind == "gather":
         lines.append(f"dtype is that of {' and '.join(encoded)}: float32, bfloat16 or float16, rounded once.")
+    if plan.kind == "gather" and (names := rotated(layout, plan)):
+        those = " and ".join(names)
+        lines.append(f"{those} is turned back, unless it is wanted rotated: for a query that is turned alike.")
     return lines
 
 

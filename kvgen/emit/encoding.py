@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from kvgen.axes import Digit
 from kvgen.emit.sections import Masks, ScaleContext, Side, ZeroContext
-from kvgen.layout import Encoding, Layout, Scale, holders
+from kvgen.layout import Encoding, Layout, Scale
 from kvgen.plan import View
+from kvgen.quant import MODES
 from kvgen.schedule import Tile
 
 FP8 = {
@@ -65,13 +66,14 @@ def decoder(encoding: Encoding) -> str:
 
 def describe(encoding: Encoding) -> str:
     """A few words on an encoding, for a comment."""
+    rotated = "rotated, " if encoding.rotation else ""
     if encoding.scale is None:
-        return f"cast to {encoding.code}"
+        return f"{rotated}cast to {encoding.code}"
     names = {"slot": "tokens", "dim": "dims"}
     axes = [f"{axis.step} {names[axis.name]}" if axis.step > 1 else axis.name for axis in encoding.scale.axes]
     per = " and ".join(["token" if name == "slot" else name for name in axes if name != "block"]) or "tensor"
     kind = "a" if encoding.scale.dynamic else "a given"
-    return f"{encoding.mode} with {kind} scale per {per}"
+    return f"{rotated}{encoding.mode} with {kind} scale per {per}"
 
 
 def reduced(reduce: str, text: str, tile: Tile, kept: Sequence[str]) -> str:
@@ -137,6 +139,8 @@ def build_scale(
     outer: Side = Side(""),  # noqa: B008
     outer_masks: Masks = NO_MASKS,
     zeroed: bool = False,
+    groups: str = "",
+    ratio: str = "",
 ) -> ScaleContext:
     """Everything a section says of its scale."""
     e8m0 = scale.dtype == "float8_e8m0fnu"
@@ -172,16 +176,9 @@ def build_scale(
         outer=outer,
         outer_masks=outer_masks,
         inverse=scale.given == "inverse",
+        groups=groups,
+        ratio=ratio,
     )
-
-
-def packing(layout: Layout, stream: str) -> Digit | None:
-    """The digit that counts the codes of a byte, where a stream's codes share bytes."""
-    for place in (buffer.place for buffer in layout.buffers):
-        for content in holders(place):
-            if stream in content.leaves:
-                return content.pack
-    return None
 
 
 def helpers(layout: Layout) -> frozenset[str]:
@@ -192,9 +189,11 @@ def helpers(layout: Layout) -> frozenset[str]:
         if encoding is None:
             continue
         used |= {encoder(encoding), decoder(encoding), "_rounded", "_to_float32"}
-        if pack := packing(layout, stream.name):
-            used |= {f"_pack_{8 // pack.size}", f"_unpack_{8 // pack.size}"}
+        used |= {"_hadamard"} if encoding.rotation else set()
         if scale is None:
+            continue
+        if MODES[encoding.mode].by_norm:
+            used |= {"_magnitude", "_sum_of_squares", "_fp8_e4m3_codes", "_fp8_e4m3_values"}
             continue
         context = build_scale(scale, stream.name, Side(""), Masks("", "", "", ""), "")
         used |= {context.stored_as, context.decode, context.divide.partition("(")[0]}
@@ -228,10 +227,8 @@ CODE_FUNCTIONS = (
     "_e8m0_values",
     "_e2m1_codes",
     "_e2m1_values",
-    "_pack_4",
-    "_unpack_4",
-    "_pack_2",
-    "_unpack_2",
+    "_hadamard",
+    "_sum_of_squares",
     "_finite",
     "_within",
     "_signed",

@@ -7,6 +7,7 @@ from kvgen.emit.args import Arg, stride_factors, stride_unit
 from kvgen.emit.encoding import regroup
 from kvgen.emit.index import Variable, address, dim_name, subscript
 from kvgen.emit.names import extent_name, extents_of, index_name
+from kvgen.emit.packing import word_type
 from kvgen.emit.sections import Piece, Side
 from kvgen.layout import Layout, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce
@@ -130,7 +131,7 @@ class Indexing:
             in_pieces=in_pieces,
             pieces=tuple(Piece(i, 8 * i * view.access) for i in range(1, view.itemsize // view.access)),
             piece_type=f"tl.uint{8 * view.access}",
-            bits_type=f"tl.uint{8 * view.itemsize}",
+            bits_type=word_type(view.itemsize),
         )
 
     def _stride(self, view: View, stream: str, dim: int, scale: Scale | None = None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from kvgen.emit.args import Arg, data_args, placement_args
+from kvgen.emit.args import Arg, data_args, placement_args, rotated
+from kvgen.emit.codebook import groups, ratio, rotation
 from kvgen.emit.encoding import (
     NATIVE,
     build_scale,
@@ -22,11 +23,12 @@ from kvgen.emit.encoding import (
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.indexing import Indexing
 from kvgen.emit.names import block_size_name, index_name
-from kvgen.emit.packing import build_pack, repack
+from kvgen.emit.packing import build_pack, repack, word_type
 from kvgen.emit.sections import CopyContext, FillContext, Masks, ScaleContext, Side, ZeroContext
 from kvgen.layout import Layout, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Fill, Plan, View
+from kvgen.quant import MODES
 from kvgen.schedule import Schedule, Tile, padded_side, schedule
 
 
@@ -177,7 +179,7 @@ class _Builder(Indexing):
             side = replace(side, runs=True, run=self._side(cache, copy.stream, run, rank, value_type).elements)
         context = CopyContext(
             stream=copy.stream,
-            comment=self._comment(copy, side.in_pieces),
+            comment=self._comment(copy, side.in_pieces and not cache.pack),
             value_type=value_type,
             cache_masks=masks,
             packed=False,
@@ -191,6 +193,10 @@ class _Builder(Indexing):
             encode_limits=limits(encoding) if encoding else "",
             decode=decoder(encoding) if encoding else "",
             decode_limits=", NATIVE" if encoding and encoding.code in NATIVE else "",
+            rotated=bool(encoding and encoding.rotation),
+            rotation=self._rotation(copy.stream, tile),
+            valid=f"valid{token}",
+            by_norm=self._by_norm(copy.stream),
             scaled=copy.scale is not None,
             scale=self._scale(copy, tile, variables) if copy.scale else None,
             zeroed=copy.zero is not None,
@@ -204,7 +210,7 @@ class _Builder(Indexing):
         rank = sum(name not in ("group", "dim") for name in tile.order) + 1
         per, extent = view.pack.size, layout.stream(copy.stream).axes[-1].extent
         side = math.prod(s for name, s in zip(tile.order, tile.sides, strict=True) if name in ("group", "dim")) // per
-        name = index_name(layout, copy.stream, "dim") + "_byte"
+        name = index_name(layout, copy.stream, "dim") + ("_byte" if view.itemsize == 1 else "_word")
         self.definitions[name] = f"tl.arange(0, {side})" + (".to(tl.int64)" if "dim" in self.wide else "")
         bounds = (
             [f"(head < {bound}){subscript(tile.order.index('head'), rank)}"]
@@ -216,7 +222,7 @@ class _Builder(Indexing):
         guards = [f"valid{subscript(variables['token'].position, rank)}"] if self.tiled else []
         _, masks = self._masks(copy.stream, guards, guards, bounds, named=False)
         seen = variables | {"dim": Variable(name, rank - 1)}
-        found = self._side(repack(view), copy.stream, seen, rank, "tl.uint8", dims=extent // per)
+        found = self._side(repack(view), copy.stream, seen, rank, word_type(view.itemsize), dims=extent // per)
         return replace(context, cache=found, cache_masks=masks, packed=True, pack=build_pack(view, tile))
 
     def _scale(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> ScaleContext:
@@ -228,7 +234,16 @@ class _Builder(Indexing):
             found = self._param(copy, copy.outer, scale.scale, "tl.float32", "outer", tile, variables)
             outer, outer_masks = found[:2]
         largest = reduced("tl.max", f"_magnitude({copy.stream})", tile, kept)
-        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, copy.zero is not None)
+        norm = (groups(tile), ratio(tile, kept)) if self._by_norm(copy.stream) else ()
+        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, copy.zero is not None, *norm)
+
+    def _by_norm(self, stream: str) -> bool:
+        encoding = self.layout.stream(stream).encoding
+        return encoding is not None and encoding.scale is not None and MODES[encoding.mode].by_norm
+
+    def _rotation(self, stream: str, tile: Tile) -> str:
+        encoding = self.layout.stream(stream).encoding
+        return rotation(tile, self.layout.stream(stream).axes[-1].extent) if encoding and encoding.rotation else ""
 
     def _zero(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> ZeroContext:
         """Where the zero lies, and the extremes of a group that it is made of."""
@@ -342,5 +357,7 @@ class _Builder(Indexing):
             args.append(Arg("NATIVE", "constexpr", "_native(device)", "native"))
         if plan.kind == "gather":
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))
+            if rotated(layout, plan):
+                args.append(Arg("ROTATED", "constexpr", "rotated", "flag"))
         # What changes from call to call comes first.
         return sorted(args, key=lambda arg: {"pointer": 0, "optional": 0, "index": 1}.get(arg.role, 2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvgen.axes import Digit, product
-from kvgen.emit.args import argument_scales
+from kvgen.emit.args import argument_scales, rotated
 from kvgen.emit.docs import function_doc
 from kvgen.emit.kernel import Kernel
 from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, tuple_text
@@ -330,6 +330,7 @@ def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
     if plan.kind == "gather":
         chosen = any(_chosen(layout, layout.buffer(c.source.tensor), c.stream) for c in plan.copies)
         keywords += ["dtype=None"] if chosen else []
+        keywords += ["rotated=False"] if rotated(layout, plan) else []
         keywords += ["out=None", "zero_skipped=False"]
     return [*names, "*", *keywords] if keywords else names
 

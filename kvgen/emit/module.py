@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvgen.emit.codebook import Book, codebooks
 from kvgen.emit.describe import describe
 from kvgen.emit.docs import module_doc
 from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.launch import Function, build_function, dtypes_name, num_layers_text, shape_parts
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, tuple_text
+from kvgen.emit.packing import Packing, packings
 from kvgen.layout import Buffer, Layout, Record, leaves_of
 from kvgen.lower import lower
 
@@ -68,6 +70,8 @@ class Module:
     codes: dict[str, bool]
     fp8: tuple[Fp8, ...]
     integers: tuple[Integer, ...]
+    packs: tuple[Packing, ...]
+    codebooks: tuple[Book, ...]
     several: bool
     headless: bool
     indexed: bool
@@ -100,6 +104,8 @@ def build_module(layout: Layout) -> Module:
         codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},
         fp8=fp8_formats(layout),
         integers=integers(layout),
+        packs=packings(layout),
+        codebooks=codebooks(layout),
         several=len(layout.streams) > 1,
         headless=any(all(a.name != "head" for a in s.axes) for s in layout.streams),
         indexed=layout.layers is not None or layout.slots.shard is not None,

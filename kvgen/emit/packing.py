@@ -6,13 +6,67 @@ import math
 from dataclasses import dataclass, replace
 
 from kvgen.axes import Digit
+from kvgen.layout import Layout, holders
 from kvgen.plan import View
 from kvgen.schedule import Tile
 
 
 @dataclass(frozen=True, slots=True)
+class Half:
+    """A step that puts two codes together: the bits of each, and what they are told by."""
+
+    bits: int
+    mask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The functions that put codes of so many bits together, neighbours first, and take them apart."""
+
+    bits: int
+    twos: str
+    type: str
+    wide: bool  # whether the codes of a pack are more than a byte holds
+    words: str
+    halves: tuple[Half, ...]
+
+    @property
+    def title(self) -> str:
+        return self.words.capitalize()
+
+    @property
+    def unhalves(self) -> tuple[Half, ...]:
+        return self.halves[::-1]
+
+
+def packings(layout: Layout) -> tuple[Packing, ...]:
+    """How the codes of a module's kernels share bytes: by their bits."""
+    held = [content for buffer in layout.buffers for content in holders(buffer.place) if content.pack]
+    packs = {content.bits: content.itemsize for content in held}
+    return tuple(_packing(bits, itemsize) for bits, itemsize in sorted(packs.items()))
+
+
+def _packing(bits: int, itemsize: int) -> Packing:
+    whole = 8 * itemsize
+    sizes = [bits << i for i in range(whole.bit_length()) if bits << i < whole]
+    return Packing(
+        bits=bits,
+        twos=", ".join(["2"] * len(sizes)),
+        type=word_type(itemsize),
+        wide=itemsize > 1,
+        words="bytes" if itemsize == 1 else f"words of {itemsize} bytes",
+        halves=tuple(Half(size, (1 << size) - 1) for size in sizes),
+    )
+
+
+def word_type(itemsize: int) -> str:
+    """What holds so many bytes in a kernel."""
+    return f"tl.uint{8 << (itemsize - 1).bit_length()}"
+
+
+@dataclass(frozen=True, slots=True)
 class PackContext:
-    """Shapes of a tile on its way from codes to bytes.
+    """Shapes of a tile on its way from codes to the bytes, or words of several, that they share.
 
     ``apart`` splits ``dim`` into what stays, the codes of a byte (as twos) and what lies between them; ``order`` puts
     the codes of a byte last and ``unorder`` undoes it from ``between``; ``codes`` is the tile itself.
@@ -29,7 +83,7 @@ class PackContext:
 
 
 def repack(view: View) -> View:
-    """The view with ``dim`` counted in bytes: what one byte holds is no longer told apart."""
+    """The view with ``dim`` counted in packs: what one holds is no longer told apart."""
     pack = view.pack
     steps = tuple(
         replace(s, digit=Digit("dim", s.digit.div // pack.size, s.digit.size))

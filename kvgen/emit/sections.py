@@ -75,6 +75,8 @@ class ScaleContext:
     outer: Side
     outer_masks: Masks
     inverse: bool  # whether the inverse is handed in
+    groups: str  # where it is the norm of a group: how many a tile has
+    ratio: str  # and a number for each, in the shape of the scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,10 @@ class CopyContext:
     encode_limits: str
     decode: str
     decode_limits: str
+    rotated: bool
+    rotation: str
+    valid: str  # which tokens are not skipped, in the shape of the tile
+    by_norm: bool  # whether the scale is the norm of a group over that of its codes
     scaled: bool
     scale: ScaleContext | None
     zeroed: bool

@@ -49,9 +49,9 @@ def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
     yield _spec(kernel, "", {})
     if "tokens" in roles:
         yield _spec(kernel, "few tokens", {"tokens": kernel.schedule.few_tokens})
-    if "flag" in roles:
-        yield _spec(kernel, "zero_skipped", {"flag": True})
     for arg in kernel.args:
+        if arg.role == "flag":
+            yield _spec(kernel, arg.value, {arg.value: True})
         if arg.role == "optional":
             yield _spec(kernel, arg.value, {"optional": arg.type})
 
@@ -71,7 +71,7 @@ def _spec(kernel: Kernel, form: str, chosen: Mapping[str, object]) -> KernelSpec
     for arg in kernel.args:
         given = arg.role == "optional" and values["optional"] is not None
         if arg.role in values and not given:
-            signature[arg.name], constexprs[arg.name] = "constexpr", values[arg.role]
+            signature[arg.name], constexprs[arg.name] = "constexpr", values.get(arg.value, values[arg.role])
             continue
         signature[arg.name] = arg.type
         if given or _divisible(arg):

@@ -36,7 +36,8 @@ def how_many(layout: Layout, content: Holds, run: Level | None, leaf: str) -> st
     count = run.size if run else Amount.of(1)
     what = "code" if layout.stream(layout.leaf(leaf).stream).scale and leaf == layout.leaf(leaf).stream else "value"
     if content.pack:
-        return f"{count * content.pack.size} codes of {8 // content.pack.size} bits, {content.pack.size} in a byte"
+        room = "a byte" if content.itemsize == 1 else f"{content.itemsize} bytes"
+        return f"{count * content.pack.size} codes of {content.bits} bits, {content.pack.size} in {room}"
     plural = "" if count.value == 1 else "s"
     return f"{count} {what}{plural} of {content.itemsize} byte{'s' * (content.itemsize > 1)}"
 
@@ -89,11 +90,11 @@ def _value(content: Holds, run: Level | None, base: int, index: int, x: int, wid
         where = text(x + width // 2, 31 if label else 24, _range(content, base, index), "byte", "middle")
         return [text(x + width // 2, 15, label, "label", "middle"), where] if label else [where]
     dims = codes_at(content, run, index)
-    bits, part = 8 // len(dims), width // len(dims)
+    bits, part = content.bits, width // len(dims)
     marks: list[str] = []
     for i, dim in enumerate(dims):
         middle = x + part * i + part // 2
         marks += [line(x + part * i, 0, x + part * i, 34, "half")] if i else []
         marks.append(text(middle, 14, f"dim {dim}", "label", "middle"))
         marks.append(text(middle, 29, f"bit {bits * i}–{bits * (i + 1) - 1}", "bit", "middle"))
-    return [*marks, text(x + width // 2, 46, str(base + index), "byte", "middle")]
+    return [*marks, text(x + width // 2, 46, _range(content, base, index), "byte", "middle")]

@@ -286,6 +286,7 @@ class Bench:
         out: str | None = None,
         zero_skipped: bool = False,
         dtype: torch.dtype | None = None,
+        rotated: bool = False,
     ) -> dict[str, Tensor]:
         """Gather by slots; ``out`` is None, ``dense`` or ``strided``."""
         table = self.remap_args(remap)
@@ -300,4 +301,5 @@ class Bench:
             )
 
         options = self.layer_args(layer) | ({} if dtype is None else {"dtype": dtype})
+        options |= {"rotated": True} if rotated else {}
         return self.read("gather", pool, args, options, len(slots), expect, rows, out, zero_skipped)

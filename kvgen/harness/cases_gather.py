@@ -54,6 +54,9 @@ def gather_cases(layout: Layout, variants: int) -> Iterator[Case]:
         yield paged(f"starts{suffix}", _ragged, rank, True)
     yield paged("out_huge", _ragged, 0, True, "strided", False, "int64", "huge")
     yield paged("zeroed", _ragged, 0, True, "dense", True)
+    if any(stream.encoding and stream.encoding.rotation for stream in layout.streams):
+        yield case("rotated", lambda bench: bench.gather(bench.pool(), bench.tensor(bench.slots(7)), rotated=True))
+        yield paged("rotated", _ragged, 0, True, "dense", True, "int32", "compact", True)
     yield paged("nothing", _nothing_paged)
     yield case("smallest", _allocate, function="allocate")
 
@@ -101,6 +104,7 @@ def _ragged(
     zero: bool = False,
     dtype: str = "int32",
     geometry: str = "compact",
+    rotated: bool = False,
 ) -> None:
     """Requests of several lengths, one of them empty and one cut short by its length; rows past all of them."""
     tables = Tables(bench)
@@ -115,7 +119,8 @@ def _ragged(
     if with_starts:
         starts[0] += 1  # the last row of request 0 lies at its length
     count = bounds[-1] + 2
-    _paged(bench, tables, seq_lens, bounds, starts if with_starts else None, count, rank, out, zero, dtype, geometry)
+    starts = starts if with_starts else None
+    _paged(bench, tables, seq_lens, bounds, starts, count, rank, out, zero, dtype, geometry, rotated)
 
 
 def _nothing_paged(bench: Bench) -> None:
@@ -137,6 +142,7 @@ def _paged(
     zero: bool,
     dtype: str,
     geometry: str,
+    rotated: bool = False,
 ) -> None:
     pool = bench.pool(geometry)
     given: list[Tensor] = [tables.table, bench.tensor(seq_lens, dtype), bench.tensor(bounds, dtype)]
@@ -146,6 +152,8 @@ def _paged(
     scales = bench.scale_args()
     remap = next(iter(table.values()), None)
     options: dict[str, Any] = bench.layer_args(None) | bench.rank_args(rank)
+    if rotated:
+        options["rotated"] = True
     if starts is not None:
         options["starts"] = bench.tensor(starts, dtype)
     if out is None:

@@ -103,9 +103,9 @@ def describe(layout: Layout, pool: Pool, buffer: str, at: int, written: Written)
         axes = {"byte": index[-1]}
         for digit, value in zip(view.digits, index, strict=False):
             axes[digit.axis] = axes.get(digit.axis, 0) + value * digit.div
-        if view.pack is not None:  # the first code of the byte that differs
-            part = ((wanted ^ got) & -(wanted ^ got)).bit_length() - 1
-            axes[view.pack.axis] = axes.get(view.pack.axis, 0) + part // (8 // view.pack.size) * view.pack.div
+        if view.pack is not None:  # the first code that differs in this byte
+            part = 8 * index[-1] + ((wanted ^ got) & -(wanted ^ got)).bit_length() - 1
+            axes[view.pack.axis] = axes.get(view.pack.axis, 0) + part // view.bits * view.pack.div
         slot = axes.setdefault("slot", 0)
         number = axes.setdefault("block", 0) * pool.sizes.block_size + slot
         inside = (

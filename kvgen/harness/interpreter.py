@@ -34,6 +34,18 @@ def exact_widening(device: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_warnings(device: str) -> Iterator[None]:
+    """While this lasts, the interpreter's arithmetic is silent about NaN and infinities: they are fed on purpose."""
+    if device != "cpu":
+        yield
+        return
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        yield
+
+
 def _loses_bits(interpreter: Any) -> bool:
     """Whether the conversion is the one that is known, and wrong for subnormals."""
     import numpy as np

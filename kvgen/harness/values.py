@@ -15,6 +15,7 @@ from kvgen.quant import MODES
 from kvgen.quant.e2m1 import VALUES
 from kvgen.quant.fp8 import GRIDS
 from kvgen.quant.scales import store
+from kvgen.quant.turbo import CODEBOOKS
 from kvgen.views import leaf_views
 
 STATIC = (0.013, 37.0, 1.0, 0.25, 7.0, 41.0)
@@ -108,6 +109,8 @@ def _boundaries(encoding: Encoding) -> list[float]:
         past = [codes[-1] * factor for factor in (1.03, 1.04, 1.05, 1.08, 2.0)]
     elif encoding.mode == "cast":
         return [1.0, 1.00390625, 1.01171875, 65504.0, 65519.0, 65520.0, 2.0**-24, 2.0**-25, 2.0**-126]
+    elif book := next((book for book in CODEBOOKS if book.name == encoding.mode), None):
+        codes, past = [0.0, *book.centroids], [*book.bounds, 2 * book.centroids[-1]]
     elif encoding.code == "e2m1":
         codes = list(VALUES)
         past = [codes[-1] + 1, codes[-1] + 2, 2 * codes[-1]]

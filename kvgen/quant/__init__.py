@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgen.quant import casts, e2m1, fp8, int4, int8, mx
+from kvgen.quant import casts, e2m1, fp8, int4, int8, mx, turbo
 from kvgen.quant.mode import Mode
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MODES", "Mode", "decode", "encode"]
 
-MODES = {mode.name: mode for mode in (*fp8.MODES, *int8.MODES, *int4.MODES, *mx.MODES, *e2m1.MODES)}
+MODES = {mode.name: mode for mode in (*fp8.MODES, *int8.MODES, *int4.MODES, *mx.MODES, *e2m1.MODES, *turbo.MODES)}
 """Every mode by name. A new one is a file and a term here."""
 
 

@@ -22,7 +22,8 @@ class Mode:
     ``code`` is the element type of codes and ``largest`` the largest of their values; ``clamp`` bounds integer codes.
     ``scale_dtype``, ``code_range``, ``floor`` (on the scale, 0 for none) and ``group`` (the ``n`` of
     ``token head dim//n``, None where ``per`` must be written) are those of the scale; a ``counted`` one has a static
-    scale of its own. ``bits`` are those of a code. ``asymmetric`` codes count ``code_range`` steps above a zero.
+    scale of its own. ``bits`` are those of a code. ``asymmetric`` codes count ``code_range`` steps above a zero. A
+    scale that goes ``by_norm`` is the norm of a group's values over that of its codes.
 
     ``to_codes`` turns values that are already divided by their scale, float32, into codes; ``from_codes`` turns codes
     into float32. Codes are tensors of their element type, float8 ones of uint8.
@@ -41,3 +42,4 @@ class Mode:
     bits: int = 8
     asymmetric: bool = False
     counted: bool = False
+    by_norm: bool = False

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvgen.quant import MODES, decode, encode
-from kvgen.quant.scales import dynamic_scale, group_amax, group_extremes, load, spread, zero_point
+from kvgen.quant import MODES, decode, encode, turbo
+from kvgen.quant.rotation import hadamard
+from kvgen.quant.scales import LARGEST, dynamic_scale, group_amax, group_extremes, load, spread, zero_point
 from kvgen.quant.scales import store as stored
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def encode_rows(stream: Stream, values: Tensor, given: Given | None) -> dict[str
     import torch
 
     encoding, scale, values = stream.encoding, stream.encoding.scale, values.float()
+    if encoding.rotation:
+        values = hadamard(values)
 
     def each(factors: Tensor | None) -> Tensor | None:
         return None if factors is None else spread(scale, factors, stream.axes, values.shape[1:])
@@ -74,6 +77,11 @@ def encode_rows(stream: Stream, values: Tensor, given: Given | None) -> dict[str
         return {stream.name: encode(encoding, values)}
     if not scale.dynamic:
         return {stream.name: encode(encoding, values, each(given.scale), each(given.inverse))}
+    if MODES[encoding.mode].by_norm:
+        codes = encode(encoding, values * each(turbo.stretch(scale.code_range, group_amax(values, stream.axes, scale))))
+        magnitudes = torch.nan_to_num(values.abs(), nan=0.0, posinf=LARGEST["float32"])
+        ratio = turbo.norm_ratio(magnitudes, MODES[encoding.mode].from_codes(codes))
+        return {stream.name: codes, scale.name: stored(scale.dtype, ratio)}
     outer, zero = None if given is None else given.outer, encoding.zero
     if zero is None:
         made = dynamic_scale(scale, group_amax(values, stream.axes, scale), outer)
@@ -91,8 +99,16 @@ def encode_rows(stream: Stream, values: Tensor, given: Given | None) -> dict[str
     return {stream.name: codes, scale.name: made.stored, zero.name: under}
 
 
-def decode_rows(stream: Stream, codes: Tensor, given: Given | None) -> Tensor:
-    """Float32 values of codes ``[n, *axes]``, or of their bytes; those narrower than a byte come one a byte."""
+def decode_rows(stream: Stream, codes: Tensor, given: Given | None, rotated: bool = False) -> Tensor:
+    """Float32 values of codes ``[n, *axes]``, or of their bytes; those narrower than a byte come one a byte.
+
+    What was rotated before it was encoded is turned back, unless it is wanted ``rotated``.
+    """
+    values = _decoded(stream, codes, given)
+    return hadamard(values) if stream.encoding.rotation and not rotated else values
+
+
+def _decoded(stream: Stream, codes: Tensor, given: Given | None) -> Tensor:
     encoding, scale = stream.encoding, stream.encoding.scale
     if scale is None:
         return decode(encoding, codes)

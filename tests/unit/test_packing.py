@@ -11,7 +11,7 @@ from kvgen.canonical import canonical
 from kvgen.diagnostics import KvgenError
 from kvgen.encodings import append_refusal
 from kvgen.layout import Dim, Encoding, Holds, Layout, Leaf, Place, Scale, Zero
-from kvgen.packing import PackingError, packed, unpacked
+from kvgen.packing import Pack, PackingError, pack_of, packed, unpacked
 from kvgen.resolve import load_text
 
 BLOCK, SLOT, HEAD, DIM = Axis("block", None), Axis("slot", 16), Axis("head", 8), Axis("dim", 128)
@@ -75,7 +75,7 @@ def test_every_code_has_a_nibble_of_its_own(sizes: list[int], data: st.DataObjec
         div *= size
     digits = data.draw(st.permutations(digits))
     leaf = Leaf("key", "key", (*TOKEN, Axis("dim", div)), ("uint8",), 1)
-    dims, pack = packed(leaf, [Dim((digit,)) for digit in digits], 2)
+    dims, pack = packed(leaf, [Dim((digit,)) for digit in digits], pack_of(4))
     assert unpacked(Place(dims, Holds(("key",), 1, pack))) == tuple(Dim((digit,)) for digit in digits)
     for dim in range(div):
         rank = byte = 0
@@ -108,7 +108,48 @@ def test_codes_that_cannot_share_a_byte(order: str, why: str):
 def test_a_place_of_one_code():
     leaf = Leaf("key", "key", (*TOKEN, DIM), ("uint8",), 1)
     with pytest.raises(PackingError, match="this place holds one"):
-        packed(leaf, [], 2)
+        packed(leaf, [], pack_of(4))
+
+
+@pytest.mark.parametrize(("bits", "pack"), [(4, Pack(2, 1)), (2, Pack(4, 1)), (3, Pack(8, 3)), (6, Pack(4, 3))])
+def test_the_fewest_codes_that_end_at_a_byte(bits: int, pack: Pack):
+    assert pack_of(bits) == pack
+
+
+@pytest.mark.parametrize(
+    ("order", "outer", "inner", "pack"),
+    [
+        ("block slot head dim", 3, [(8, 16)], (1, 8)),
+        ("block slot head dim//16 dim%16", 4, [(8, 2)], (1, 8)),
+        ("block slot (head dim)", 2, [("head", 1, 8), (8, 16)], (1, 8)),
+        ("block slot head dim//32 (dim%4 dim//4%8)", 4, [(1, 4), (32, 1)], (4, 8)),
+    ],
+)
+def test_codes_of_three_bits_make_the_last_dimension_one_of_bytes(order: str, outer: int, inner: list, pack):
+    """Eight of them in three bytes: the place is the only field of a record."""
+    scales = "s: {key.scale: block slot head dim//16}"
+    found = layout("mode: turbo3", f"c: {{key: {order}}}, {scales}")
+    (field,) = found.buffers[0].place.content.fields
+    digits = tuple(Digit(*digit) if len(digit) == 3 else Digit("dim", *digit) for digit in inner)
+    assert field.content == Place((Dim(digits),), Holds(("key",), 3, Digit("dim", *pack)))
+    assert field.content.content.bits == 3
+    assert (len(found.buffers[0].place.dims), found.buffers[0].unit, found.buffers[0].dtypes) == (outer, 1, ("uint8",))
+    assert load_text(canonical(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("order", "why"),
+    [
+        ("block head dim slot", "3 bytes would hold codes of `key` of 8 tokens"),
+        ("block slot head dim//4 dim%4", "4 codes of `key` do not fill 3 bytes of 8"),
+        ("slot head (block dim)", "the last dimension counts bytes, 3 of each 8 codes"),
+    ],
+)
+def test_codes_of_three_bits_that_cannot_share_bytes(order: str, why: str):
+    with pytest.raises(KvgenError) as caught:
+        layout("mode: turbo3", f"c: {{key: {order}}}, s: {{key.scale: block slot head dim//16}}")
+    (problem,) = caught.value.diagnostics
+    assert (problem.code, why in problem.message) == ("KV314", True), problem.message
 
 
 @pytest.mark.parametrize("group", [2, 16, 32, 64, 128, 200])

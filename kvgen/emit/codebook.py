@@ -1,0 +1,70 @@
+"""Rotations, codebooks and scales by norm in kernels: the tables and shapes that their sections are printed with."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvgen.emit.names import tuple_text
+from kvgen.layout import Layout
+from kvgen.quant.turbo import CODEBOOKS, GROUP
+from kvgen.schedule import Tile
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """A codebook as its functions print it: the lowest bound and the others, the innermost centroid and the others."""
+
+    name: str
+    half: int
+    first_bound: str
+    bounds: tuple[str, ...]
+    innermost: str
+    centroids: tuple[tuple[int, str], ...]
+
+
+def codebooks(layout: Layout) -> tuple[Book, ...]:
+    """The codebooks that a module's kernels code with."""
+    used = {stream.encoding.mode for stream in layout.streams if stream.encoding}
+    return tuple(
+        Book(
+            book.name,
+            len(book.centroids),
+            repr(book.all_bounds[0]),
+            tuple(map(repr, book.all_bounds[1:])),
+            repr(book.centroids[0]),
+            tuple((i, repr(value)) for i, value in enumerate(book.centroids) if i),
+        )
+        for book in CODEBOOKS
+        if book.name in used
+    )
+
+
+def sides(tile: Tile) -> list[str]:
+    """The sides of a tile as text."""
+    return ["TOKENS" if name == "token" else str(side) for name, side in zip(tile.order, tile.sides, strict=True)]
+
+
+def rotation(tile: Tile, dims: int) -> str:
+    """What a rotation takes beside the values of a tile, whose last axes are all dims of a row."""
+    (root,) = struct.unpack("f", struct.pack("f", 1 / math.sqrt(dims)))
+    rows = [text for name, text in zip(tile.order, sides(tile), strict=True) if name not in ("group", "dim")]
+    return f"{' * '.join(rows) or '1'}, {dims}, {dims.bit_length() - 1}, {root!r}, {tuple_text(sides(tile))}"
+
+
+def groups(tile: Tile) -> str:
+    """How many groups a tile holds."""
+    found = sides(tile)
+    *rest, last = [side for side in found if side != "TOKENS"]
+    counted = math.prod(map(int, rest)) * int(last) // GROUP
+    return f"TOKENS * {counted}" if "TOKENS" in found else str(counted)
+
+
+def ratio(tile: Tile, kept: Sequence[str]) -> str:
+    """A number for each group of a tile, in the shape of its scales."""
+    if not kept:
+        return "tl.sum(ratio)"  # there is one
+    shape = [text if name in kept else "1" for name, text in zip(tile.order, sides(tile), strict=True)]
+    return f"tl.reshape(ratio, {tuple_text(shape)})"
