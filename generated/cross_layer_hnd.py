@@ -979,13 +979,6 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
-def _on(device):
-    """Triton launches on the current device: make it the tensors'."""
-    if device.type == "cpu" and not triton.knobs.runtime.interpret:
-        raise ValueError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before this import")
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
 def _tensor(name, tensor, ndim, device):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
@@ -1085,6 +1078,31 @@ def _check_index(name, index, count):
         raise TypeError(f"{name}: expected an integer, got {index!r}")
     if not 0 <= index < count:
         raise ValueError(f"{name}: expected 0 to {count} (exclusive), got {index}")
+
+
+def _on(device):
+    """Triton launches on the current device: make it the tensors'."""
+    if device.type == "cpu" and not triton.knobs.runtime.interpret:
+        raise ValueError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before this import")
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return _capturing(device) if torch.cuda.is_current_stream_capturing() else torch.cuda.device(device)
+
+
+@contextlib.contextmanager
+def _capturing(device):
+    """The same while a graph is captured, when nothing is to be compiled."""
+    hooks = triton.knobs.runtime
+    before, hooks.jit_cache_hook = hooks.jit_cache_hook, _refuse_to_compile
+    try:
+        with torch.cuda.device(device):
+            yield
+    finally:
+        hooks.jit_cache_hook = before
+
+
+def _refuse_to_compile(**kernel):
+    raise RuntimeError("a graph is being captured and the kernel is not compiled yet: call the function once before")
 
 
 def _never(*tensors):

@@ -1315,7 +1315,7 @@ def _over(x, scale):
 def _fp8_e4m3_codes(x, native: tl.constexpr):
     """Float32 to e4m3, to nearest even, saturating; NaN of either sign is 0x7F."""
     if native:
-        code = tl.where(x != x, 0x7F, x.to(tl.float8e4nv).to(tl.uint8, bitcast=True))
+        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
         code = _fp8_e4m3_integers(x)
     return code.to(tl.uint8)
@@ -1352,13 +1352,6 @@ def _fp8_e4m3_from_integers(code):
     value = tl.where(exponent == 0, mantissa.to(tl.float32) * 0.001953125, normal)
     value = _signed(value, (code & 0x80) << 24)
     return tl.where(size == 0x7F, float("nan"), value)
-
-
-def _on(device):
-    """Triton launches on the current device: make it the tensors'."""
-    if device.type == "cpu" and not triton.knobs.runtime.interpret:
-        raise ValueError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before this import")
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _tensor(name, tensor, ndim, device):
@@ -1469,6 +1462,31 @@ def _check_whole(name, index, start):
         raise TypeError(f"{name}: expected an integer, got {index!r}")
     if not start <= index < 1 << 62:
         raise ValueError(f"{name}: expected at least {start}, got {index}")
+
+
+def _on(device):
+    """Triton launches on the current device: make it the tensors'."""
+    if device.type == "cpu" and not triton.knobs.runtime.interpret:
+        raise ValueError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before this import")
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return _capturing(device) if torch.cuda.is_current_stream_capturing() else torch.cuda.device(device)
+
+
+@contextlib.contextmanager
+def _capturing(device):
+    """The same while a graph is captured, when nothing is to be compiled."""
+    hooks = triton.knobs.runtime
+    before, hooks.jit_cache_hook = hooks.jit_cache_hook, _refuse_to_compile
+    try:
+        with torch.cuda.device(device):
+            yield
+    finally:
+        hooks.jit_cache_hook = before
+
+
+def _refuse_to_compile(**kernel):
+    raise RuntimeError("a graph is being captured and the kernel is not compiled yet: call the function once before")
 
 
 def _never(*tensors):

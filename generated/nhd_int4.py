@@ -1460,13 +1460,6 @@ def _unpack_4(codes):
     return codes
 
 
-def _on(device):
-    """Triton launches on the current device: make it the tensors'."""
-    if device.type == "cpu" and not triton.knobs.runtime.interpret:
-        raise ValueError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before this import")
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
 def _tensor(name, tensor, ndim, device):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
@@ -1559,6 +1552,31 @@ def _check_whole(name, index, start):
         raise TypeError(f"{name}: expected an integer, got {index!r}")
     if not start <= index < 1 << 62:
         raise ValueError(f"{name}: expected at least {start}, got {index}")
+
+
+def _on(device):
+    """Triton launches on the current device: make it the tensors'."""
+    if device.type == "cpu" and not triton.knobs.runtime.interpret:
+        raise ValueError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before this import")
+    if device.type != "cuda":
+        return contextlib.nullcontext()
+    return _capturing(device) if torch.cuda.is_current_stream_capturing() else torch.cuda.device(device)
+
+
+@contextlib.contextmanager
+def _capturing(device):
+    """The same while a graph is captured, when nothing is to be compiled."""
+    hooks = triton.knobs.runtime
+    before, hooks.jit_cache_hook = hooks.jit_cache_hook, _refuse_to_compile
+    try:
+        with torch.cuda.device(device):
+            yield
+    finally:
+        hooks.jit_cache_hook = before
+
+
+def _refuse_to_compile(**kernel):
+    raise RuntimeError("a graph is being captured and the kernel is not compiled yet: call the function once before")
 
 
 def _never(*tensors):

@@ -20,12 +20,28 @@ starts total_tokens zero_skipped
 """
 
 _VARIABLES = """
-amax arguments bits block_table_stride chosen chosen_squares column compiled contextlib current_device dim_byte
-dim_group dim_lane dim_word driver dtypes entering exact find first first_block first_slot flags function given grid
-highest hooks in_range index inside inverse keep known latest launch leaving length limit lowest metadata name ndim
-nested num_columns num_out num_rows num_slots numbers offset outer ratio reach run_number run_slot runner same scale
-search_step self shape shapes size slot_number squares start starts step steps stored stream_of stride stride_unit
-strides t tensor TensorGuards tensors tl tokens torch triton unit valid whole written zero
+amax arguments
+before bits block_table_stride
+chosen chosen_squares column compiled contextlib current_device
+dim_byte dim_group dim_lane dim_word driver dtypes
+entering exact
+find first first_block first_slot flags function
+given grid
+highest hooks
+in_range index inside inverse
+keep kernel known
+latest launch leaving length limit lowest
+metadata
+name ndim nested num_columns num_out num_rows num_slots numbers
+offset outer
+ratio reach run_number run_slot runner
+same scale search_step self shape shapes size slot_number squares start starts step steps stored stream_of stride
+stride_unit strides
+t tensor TensorGuards tensors tl tokens torch triton
+unit
+valid
+whole written
+zero
 """
 
 _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())

@@ -1,5 +1,6 @@
 """Kept launches on a GPU: whatever tensors come next, their bytes land where they belong."""
 
+import dataclasses
 import threading
 
 import pytest
@@ -122,6 +123,23 @@ def test_a_graph_replays_kept_launches_with_what_the_tensors_hold_then(module) -
         expected = torch.zeros(BLOCKS * SIZE, HEADS, DIM, dtype=torch.bfloat16, device="cuda")
         expected[slots[slots >= 0]] = new[slots >= 0]
         assert torch.equal(cache.flatten(0, 1), expected)
+
+
+def test_what_is_not_compiled_is_not_captured(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    layout = dataclasses.replace(shipped("paged_nhd"), name="never_compiled")
+    module = module_of(layout)
+    key, value = source(0, 6, torch.bfloat16, "cuda"), source(0, 6, torch.bfloat16, "cuda")
+    caches = pool(0, torch.bfloat16, "cuda"), pool(0, torch.bfloat16, "cuda")
+    slots = torch.arange(6, device="cuda")
+    with pytest.raises(RuntimeError, match="call the function once before"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        module.append(key, value, *caches, slots)
+    append_and_check(module, key, value, *caches, slots)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        module.append(key, value, *caches, slots + 6)
+    graph.replay()
+    assert torch.equal(caches[0].flatten(0, 1)[6:12], key)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")

@@ -1,5 +1,6 @@
 """Launches that are kept: they hand Triton's launcher what Triton itself hands it, and give way where they should."""
 
+import contextlib
 import threading
 from types import SimpleNamespace
 
@@ -195,3 +196,18 @@ def test_threads_share_kept_launches(module, driver) -> None:
         thread.join()
     assert failures == []
     assert len(kept.known) == 37
+
+
+def test_nothing_is_compiled_while_a_graph_is_captured(module, monkeypatch) -> None:
+    hooks, entered = triton.knobs.runtime, []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext(entered.append(device)))
+    monkeypatch.setattr(hooks, "jit_cache_hook", print)
+    gpu = torch.device("cuda", 1)
+    with module._on(gpu), pytest.raises(RuntimeError, match="call the function once before"):
+        hooks.jit_cache_hook(key="key", repr="repr", fn=None)
+    assert hooks.jit_cache_hook is print
+    assert entered == [gpu]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with module._on(gpu):
+        assert hooks.jit_cache_hook is print
