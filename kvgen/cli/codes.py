@@ -8,7 +8,8 @@ from __future__ import annotations
 from kvgen.catalog import CATALOG, Entry
 
 ENVIRONMENT = frozenset(
-    {"KV101", "KV701", "KV702", "KV704", "KV709", "KV710", "KV712", "KV713", "KV714", "KV742", "KV743", "KV744"}
+    {"KV101", "KV701", "KV702", "KV704", "KV709", "KV710", "KV712", "KV713", "KV714", "KV715"}
+    | {"KV742", "KV743", "KV744"}
 )
 """Codes that say the call or the machine is at fault, and nothing was found wrong: exit status 2."""
 
@@ -100,6 +101,18 @@ COMMANDS: dict[str, Entry] = {
         example="",
         cure="Install it, or kvgen with its extra `plot`.",
     ),
+    "KV715": Entry(
+        title="A function to be tested cannot be used",
+        cause=(
+            "What `--against` names is not there, fails when it is imported, stands in for no function of the layout's "
+            "module, or is handed an argument that there is not."
+        ),
+        example="",
+        cure=(
+            "Write `[FUNCTION=]MODULE:NAME`, and behind it in parentheses how it is called where its arguments are not "
+            "those of the generated function. Any other difference takes a function of yours in between."
+        ),
+    ),
     "KV721": Entry(
         title="A kernel does not compile",
         cause="A target's compiler refused a generated kernel. That is a mistake of kvgen's.",
@@ -122,7 +135,10 @@ COMMANDS: dict[str, Entry] = {
         title="A generated function does not do what the layout says",
         cause="A byte, a result or a refusal differs from that of the reference. The message says which came first.",
         example="",
-        cure="The line after `again:` repeats the case alone. Modules are generated afresh, so the mistake is kvgen's.",
+        cure=(
+            "The line after `again:` repeats the case alone. Modules are generated afresh, so the mistake is kvgen's; "
+            "with `--against` it is that of the function under test."
+        ),
     ),
     "KV741": Entry(
         title="A layout is not timed",

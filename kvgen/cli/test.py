@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvgen.against import Target, parse, stand_in
 from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, reporting
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import Layout
@@ -32,6 +34,15 @@ def test(
     case: Annotated[
         list[str] | None, typer.Option(help="Run this case, or the cases of this function; may be repeated.")
     ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[FUNCTION=]MODULE:NAME",
+            help="Run the cases on a function of your own instead: mine:write stands in for append, gather=mine:read "
+            "for gather. Where its arguments are others, say how it is called: 'mine:write(key, value, cache=kv_cache, "
+            "slots=slot_mapping)'. May be repeated.",
+        ),
+    ] = None,
     output_format: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Run the harness on freshly generated modules: every byte is compared with the PyTorch reference.
@@ -39,8 +50,9 @@ def test(
     Needs torch and triton. Without a GPU the kernels run in Triton's interpreter.
     """
     with reporting(output_format) as found:
+        targets = [parse(target) for target in against or []]
         layouts = [layout for _, layout in load_all(find_layouts(paths))]
-        for result in _run(layouts, device, seed, case):
+        for result in _run(layouts, device, seed, case, targets):
             if output_format is OutputFormat.TEXT:
                 typer.echo(_summary(result))
                 found += _findings(result, at_most=SHOWN)
@@ -48,7 +60,9 @@ def test(
                 found += _findings(result)
 
 
-def _run(layouts: list[Layout], device: str | None, seed: int, names: list[str] | None) -> Iterator[Report]:
+def _run(
+    layouts: list[Layout], device: str | None, seed: int, names: list[str] | None, targets: list[Target]
+) -> Iterator[Report]:
     """Reports of all layouts. A case that only some of them have (``remap``) runs on those."""
     from kvgen import runtime
     from kvgen.emit.render import render_all
@@ -62,8 +76,13 @@ def _run(layouts: list[Layout], device: str | None, seed: int, names: list[str] 
     ran = False
     for layout in layouts:
         module = runtime.import_module(layout.name, texts[f"{layout.name}.py"])
+        own: dict[str, Any] = {}
+        if targets:
+            module = stand_in(targets, module)
+            options = "".join(f" --against {shlex.quote(target.text)}" for target in targets)
+            own = {"functions": [target.function for target in targets], "options": options}
         try:
-            yield harness.run(layout, module, device=where, seed=seed, only=names)
+            yield harness.run(layout, module, device=where, seed=seed, only=names, **own)
             ran = True
         except ValueError as error:
             unknown = error
@@ -78,10 +97,13 @@ def _summary(result: Report) -> str:
 
 
 def _findings(result: Report, at_most: int | None = None) -> list[Diagnostic]:
-    """One diagnostic for each failed case and each missing function, or for the first of them and how many more."""
+    """One diagnostic for each failed case and each missing function, or for a few of them and how many more.
+
+    Those that name a byte come first: they say more than that a call has raised something.
+    """
     found = [
         Diagnostic("KV731", f"{result.layout} {failure.case}: {failure.message}", hint=f"again: {failure.repeat}")
-        for failure in result.failures
+        for failure in sorted(result.failures, key=lambda failure: failure.difference is None)
     ]
     found += [Diagnostic("KV731", f"{result.layout}: there is no function {name}") for name in result.missing]
     if at_most is not None and len(found) > at_most:

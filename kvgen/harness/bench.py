@@ -36,6 +36,11 @@ class Case:
     function: str
     body: Callable[[Bench], None]
 
+    @property
+    def refuses(self) -> bool:
+        """Whether it is about what a generated function must not take."""
+        return "/refuses_" in self.name
+
 
 class Bench:
     """One case's workbench. Everything random comes from the seed and the case's name, so a case repeats alone."""
@@ -236,9 +241,9 @@ class Bench:
         return values[0] if len(values) == 1 else values
 
     def unpack(self, result: Any) -> dict[str, Tensor]:
-        values = (result,) if len(self.streams) == 1 else tuple(result)
-        if len(values) != len(self.streams):
-            raise Mismatch(f"expected one tensor per stream ({', '.join(self.streams)}), got {len(values)}")
+        values = tuple(result) if isinstance(result, tuple | list) else (result,)
+        if len(values) != len(self.streams) or not all(isinstance(value, Tensor) for value in values):
+            raise Mismatch(f"expected one tensor per stream ({', '.join(self.streams)}), got {_kind(result)}")
         return dict(zip(self.streams, values, strict=True))
 
     def read(
@@ -303,3 +308,7 @@ class Bench:
         options = self.layer_args(layer) | ({} if dtype is None else {"dtype": dtype})
         options |= {"rotated": True} if rotated else {}
         return self.read("gather", pool, args, options, len(slots), expect, rows, out, zero_skipped)
+
+
+def _kind(result: Any) -> str:
+    return f"{len(result)} of them" if isinstance(result, tuple | list) else type(result).__name__

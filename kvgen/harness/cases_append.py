@@ -24,6 +24,7 @@ def append_cases(layout: Layout, variants: int) -> Iterator[Case]:
 
     for count in (0, 1, 7):
         yield case(f"T{count}", _append, count)
+    yield case("minus_one", _minus_one)
     yield case("prefill", _prefill)
     yield case("int32", _append, 7, "compact", "int32")
     for variant in range(1, variants):
@@ -149,6 +150,13 @@ def _skipped(bench: Bench, dtype: str, stream: str | None = None) -> None:
     for source in sources.values():
         source[~live] = poison(source)
     bench.append(pool, sources, bench.tensor(slots, dtype), stream=stream)
+
+
+def _minus_one(bench: Bench) -> None:
+    """Tokens of a padded batch: the last slot, to which an index of -1 leads, is nobody's."""
+    pool = bench.pool()
+    slots = [-1, *[s for s in bench.slots(4) if s != bench.sizes.slots - 1], -1]
+    bench.append(pool, bench.sources(len(slots), pool), bench.tensor(slots))
 
 
 def _all_skipped(bench: Bench) -> None:

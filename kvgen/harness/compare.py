@@ -46,6 +46,10 @@ class Mismatch(Exception):
         self.difference = difference
 
 
+class Unsupported(Exception):
+    """The module under test cannot be called as a case calls it: the case is skipped."""
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """What a call may change: these streams of these slot numbers, in this layer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from kvgen.harness.cases_gather import gather_cases
 from kvgen.harness.cases_graph import graph_cases
 from kvgen.harness.cases_refuse import refusal_cases
 from kvgen.harness.cases_slots import slot_cases
-from kvgen.harness.compare import Mismatch
+from kvgen.harness.compare import Mismatch, Unsupported
 from kvgen.harness.interpreter import exact_widening, without_warnings
 from kvgen.harness.pools import HUGE_ELEMENTS, PoolFactory
 from kvgen.harness.report import Report, Result
@@ -42,15 +42,27 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
 
 
 def run(
-    layout: Layout, module: Any, *, device: str = "cpu", seed: int = 0, only: str | Iterable[str] | None = None
+    layout: Layout,
+    module: Any,
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    only: str | Iterable[str] | None = None,
+    functions: Collection[str] | None = None,
+    options: str = "",
 ) -> Report:
     """Run every case, or those named by ``only``: whole names, or the function they begin with (``append``).
 
     ``module`` is anything with the functions of a generated module; one it lacks is reported as missing. Nothing is
     raised for what the module does wrong. ValueError if ``only`` names no case.
+
+    ``functions``: those that are there to be tested, of a module that somebody else wrote. What they refuse is then
+    theirs to decide. ``options`` stand in the command line that repeats a case.
     """
     pools = PoolFactory(layout, device, seed)
     found = cases(layout, device, pools.variants())
+    if functions is not None:
+        found = [c for c in found if c.function in functions and not c.refuses]
     if only is not None:
         wanted = {only} if isinstance(only, str) else set(only)
         unknown = wanted - {c.name for c in found} - {c.name.split("/")[0] for c in found}
@@ -58,22 +70,24 @@ def run(
             raise ValueError(f"no case is named {', '.join(sorted(unknown))}")
         found = [c for c in found if c.name in wanted or c.name.split("/")[0] in wanted]
     with exact_widening(device), without_warnings(device):
-        results = tuple(_run(case, layout, module, pools, seed) for case in found)
+        results = tuple(_run(case, layout, module, pools, seed, options) for case in found)
     return Report(layout.name, device, seed, results)
 
 
-def _run(case: Case, layout: Layout, module: Any, pools: PoolFactory, seed: int) -> Result:
+def _run(case: Case, layout: Layout, module: Any, pools: PoolFactory, seed: int, options: str = "") -> Result:
     if not hasattr(module, case.function):
         return Result(case.name, case.function, "missing")
     reason = _cannot(case, layout, pools)
     if reason:
         return Result(case.name, case.function, "skipped", reason)
     device = "" if pools.device == "cpu" else f" --device {pools.device}"
-    repeat = f"kvgen test {layout.name}{device} --seed {seed} --case {case.name}"
+    repeat = f"kvgen test {layout.name}{options}{device} --seed {seed} --case {case.name}"
     try:
         case.body(Bench(layout, module, pools, seed, case.name))
     except Mismatch as mismatch:
         return Result(case.name, case.function, "failed", str(mismatch), mismatch.difference, repeat)
+    except Unsupported as unsupported:
+        return Result(case.name, case.function, "skipped", str(unsupported))
     except Exception as error:
         # A module under test may raise anything at all; the run goes on and says so.
         message = f"raised {type(error).__name__}: {str(error).strip() or 'without a message'}"
