@@ -20,6 +20,7 @@ Strides are read from the tensors, in elements, and may be larger than these.
 """
 
 import contextlib
+import math
 
 import torch
 import triton
@@ -39,6 +40,9 @@ __all__ = [
     "append_positions",
     "gather",
     "gather_paged",
+    "copy_blocks",
+    "zero_blocks",
+    "gather_page_table",
     "fill_slots",
     "slot_mapping",
 ]
@@ -586,6 +590,206 @@ def gather_paged(
                 enable_fp_fusion=False,
             )
     return key_out, value_out
+
+
+def copy_blocks(key_cache, value_cache, key_scales, value_scales, pairs):
+    """Copy whole blocks within the pool, in one launch.
+
+    pairs [n, 2], int32 or int64: the block to copy and the one to overwrite.
+    Everything of a block: codes, scales and zeros of all buffers, and padding that is filled.
+    A pair with a number below 0 or from num_blocks on is skipped. What is overwritten must be named once, and
+    may not be copied in the same call.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    same, launch = _copy_blocks_kept.latest
+    if not same(key_cache, value_cache, key_scales, value_scales, pairs):
+        launch = _copy_blocks_kept.find(key_cache, value_cache, key_scales, value_scales, pairs)
+    if launch:
+        starts = key_cache_ptr, value_cache_ptr, key_scales_ptr, value_scales_ptr, pairs_ptr = (
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            key_scales.data_ptr(),
+            value_scales.data_ptr(),
+            pairs.data_ptr(),
+        )
+        if launch(key_cache_ptr | value_cache_ptr | key_scales_ptr | value_scales_ptr | pairs_ptr, starts):
+            return
+    _copy_blocks_checked(key_cache, value_cache, key_scales, value_scales, pairs)
+
+
+def _copy_blocks_checked(key_cache, value_cache, key_scales, value_scales, pairs):
+    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
+    given = (key_cache, value_cache, key_scales, value_scales, pairs)
+    num_blocks = _size("key_cache", key_cache, 4, 0)
+    device = key_cache.device
+    _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 64), (torch.uint8,), 1, device)
+    _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 64), (torch.uint8,), 1, device)
+    _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
+    _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
+    _check_pairs(pairs, device)
+    key_cache_page = _page(
+        key_cache, 0, 64, key_cache.stride(0), (BLOCK_SIZE, key_cache.stride(1)), (NUM_HEADS, key_cache.stride(2))
+    )
+    value_cache_page = _page(
+        value_cache,
+        0,
+        64,
+        value_cache.stride(0),
+        (BLOCK_SIZE, value_cache.stride(1)),
+        (NUM_HEADS, value_cache.stride(2)),
+    )
+    key_scales_page = _page(
+        key_scales,
+        0,
+        8,
+        key_scales.stride(0) * 2,
+        (BLOCK_SIZE, key_scales.stride(1) * 2),
+        (NUM_HEADS, key_scales.stride(2) * 2),
+    )
+    value_scales_page = _page(
+        value_scales,
+        0,
+        8,
+        value_scales.stride(0) * 2,
+        (BLOCK_SIZE, value_scales.stride(1) * 2),
+        (NUM_HEADS, value_scales.stride(2) * 2),
+    )
+    programs = key_cache_page[0] + value_cache_page[0] + key_scales_page[0] + value_scales_page[0]
+    if pairs.shape[0] * programs > 0:
+        grid = (pairs.shape[0] * programs,)
+        numbers = (
+            pairs.stride(0),
+            pairs.stride(1),
+            num_blocks,
+            programs,
+            *key_cache_page,
+            *value_cache_page,
+            *key_scales_page,
+            *value_scales_page,
+        )
+        with _on(device):
+            compiled = _copy_blocks_kernel[grid](
+                key_cache, value_cache, key_scales, value_scales, pairs, *numbers, num_warps=4
+            )
+        _copy_blocks_kept.keep(given, compiled, grid, numbers)
+
+
+def zero_blocks(key_cache, value_cache, key_scales, value_scales, blocks):
+    """Zero whole blocks, in one launch.
+
+    blocks [n], int32 or int64. A number below 0 or from num_blocks on is skipped.
+    Everything of a block: codes, scales and zeros of all buffers, and padding that is filled.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    same, launch = _zero_blocks_kept.latest
+    if not same(key_cache, value_cache, key_scales, value_scales, blocks):
+        launch = _zero_blocks_kept.find(key_cache, value_cache, key_scales, value_scales, blocks)
+    if launch:
+        starts = key_cache_ptr, value_cache_ptr, key_scales_ptr, value_scales_ptr, blocks_ptr = (
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            key_scales.data_ptr(),
+            value_scales.data_ptr(),
+            blocks.data_ptr(),
+        )
+        if launch(key_cache_ptr | value_cache_ptr | key_scales_ptr | value_scales_ptr | blocks_ptr, starts):
+            return
+    _zero_blocks_checked(key_cache, value_cache, key_scales, value_scales, blocks)
+
+
+def _zero_blocks_checked(key_cache, value_cache, key_scales, value_scales, blocks):
+    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
+    given = (key_cache, value_cache, key_scales, value_scales, blocks)
+    num_blocks = _size("key_cache", key_cache, 4, 0)
+    device = key_cache.device
+    _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 64), (torch.uint8,), 1, device)
+    _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 64), (torch.uint8,), 1, device)
+    _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
+    _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
+    _check_integers("blocks", blocks, device)
+    key_cache_page = _page(
+        key_cache, 0, 64, key_cache.stride(0), (BLOCK_SIZE, key_cache.stride(1)), (NUM_HEADS, key_cache.stride(2))
+    )
+    value_cache_page = _page(
+        value_cache,
+        0,
+        64,
+        value_cache.stride(0),
+        (BLOCK_SIZE, value_cache.stride(1)),
+        (NUM_HEADS, value_cache.stride(2)),
+    )
+    key_scales_page = _page(
+        key_scales,
+        0,
+        8,
+        key_scales.stride(0) * 2,
+        (BLOCK_SIZE, key_scales.stride(1) * 2),
+        (NUM_HEADS, key_scales.stride(2) * 2),
+    )
+    value_scales_page = _page(
+        value_scales,
+        0,
+        8,
+        value_scales.stride(0) * 2,
+        (BLOCK_SIZE, value_scales.stride(1) * 2),
+        (NUM_HEADS, value_scales.stride(2) * 2),
+    )
+    programs = key_cache_page[0] + value_cache_page[0] + key_scales_page[0] + value_scales_page[0]
+    if blocks.shape[0] * programs > 0:
+        grid = (blocks.shape[0] * programs,)
+        numbers = (
+            blocks.stride(0),
+            num_blocks,
+            programs,
+            *key_cache_page,
+            *value_cache_page,
+            *key_scales_page,
+            *value_scales_page,
+        )
+        with _on(device):
+            compiled = _zero_blocks_kernel[grid](
+                key_cache, value_cache, key_scales, value_scales, blocks, *numbers, num_warps=4
+            )
+        _zero_blocks_kept.keep(given, compiled, grid, numbers)
+
+
+def gather_page_table(req_to_page, req_pool_indices, seq_lens, out, padding=-1):
+    """Write the pages of the requests that run into out, in one launch; returns out.
+
+    Row r of out [rows, columns] is row req_pool_indices[r] of req_to_page [requests, columns] as far as seq_lens[r] reaches,
+    ceil(seq_lens[r] / (BLOCK_SIZE)) entries; all other columns are padding, and so are rows from R on and whatever an
+    index outside of req_to_page or an int32 that is too small would have held. req_pool_indices and seq_lens are [R];
+    all are int32 or int64, tables with any strides.
+    """
+    device = _check_page_table("req_to_page", req_to_page, None)
+    num_requests = _check_integers("req_pool_indices", req_pool_indices, device)
+    _check_integers("seq_lens", seq_lens, device, num_requests)
+    _check_page_table("out", out, device)
+    _check_apart("out", out)
+    if out.shape[0] < num_requests:
+        raise ValueError(f"out: expected at least {num_requests} rows, got shape {tuple(out.shape)}")
+    if not isinstance(padding, int) or isinstance(padding, bool):
+        raise TypeError(f"padding: expected an integer, got {padding!r}")
+    if not torch.iinfo(out.dtype).min <= padding <= torch.iinfo(out.dtype).max:
+        raise ValueError(f"padding: expected what {out.dtype} holds, got {padding}")
+    if out.numel() > 0:
+        with _on(device):
+            _gather_page_table_kernel[(out.shape[0], triton.cdiv(out.shape[1], 128))](
+                out,
+                out.stride(0),
+                out.stride(1),
+                req_to_page,
+                req_to_page.stride(0),
+                req_to_page.stride(1),
+                req_pool_indices,
+                seq_lens,
+                num_requests,
+                req_to_page.shape[0],
+                req_to_page.shape[1],
+                out.shape[1],
+                padding,
+            )
+    return out
 
 
 def slot_mapping(
@@ -1269,6 +1473,392 @@ def _gather_paged_kernel(
     )
 
 
+@triton.jit(
+    do_not_specialize=[
+        "pairs_stride_pair",
+        "pairs_stride_side",
+        "num_pages",
+        "programs",
+        "key_cache_page_programs",
+        "key_cache_page_block",
+        "key_cache_page_run",
+        "key_cache_page_rows",
+        "key_cache_page_step_0",
+        "key_cache_page_step_1",
+        "value_cache_page_programs",
+        "value_cache_page_block",
+        "value_cache_page_run",
+        "value_cache_page_rows",
+        "value_cache_page_step_0",
+        "value_cache_page_step_1",
+        "key_scales_page_programs",
+        "key_scales_page_block",
+        "key_scales_page_run",
+        "key_scales_page_rows",
+        "key_scales_page_step_0",
+        "key_scales_page_step_1",
+        "value_scales_page_programs",
+        "value_scales_page_block",
+        "value_scales_page_run",
+        "value_scales_page_rows",
+        "value_scales_page_step_0",
+        "value_scales_page_step_1",
+    ]
+)
+def _copy_blocks_kernel(
+    key_cache_ptr,
+    value_cache_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    pairs_ptr,
+    pairs_stride_pair,
+    pairs_stride_side,
+    num_pages,
+    programs,
+    key_cache_page_programs,
+    key_cache_page_block,
+    key_cache_page_run,
+    key_cache_page_rows,
+    key_cache_page_size_0,
+    key_cache_page_step_0,
+    key_cache_page_step_1,
+    KEY_CACHE_PAGE_WIDTH: tl.constexpr,
+    KEY_CACHE_PAGE_ROWS: tl.constexpr,
+    KEY_CACHE_PAGE_COLUMNS: tl.constexpr,
+    value_cache_page_programs,
+    value_cache_page_block,
+    value_cache_page_run,
+    value_cache_page_rows,
+    value_cache_page_size_0,
+    value_cache_page_step_0,
+    value_cache_page_step_1,
+    VALUE_CACHE_PAGE_WIDTH: tl.constexpr,
+    VALUE_CACHE_PAGE_ROWS: tl.constexpr,
+    VALUE_CACHE_PAGE_COLUMNS: tl.constexpr,
+    key_scales_page_programs,
+    key_scales_page_block,
+    key_scales_page_run,
+    key_scales_page_rows,
+    key_scales_page_size_0,
+    key_scales_page_step_0,
+    key_scales_page_step_1,
+    KEY_SCALES_PAGE_WIDTH: tl.constexpr,
+    KEY_SCALES_PAGE_ROWS: tl.constexpr,
+    KEY_SCALES_PAGE_COLUMNS: tl.constexpr,
+    value_scales_page_programs,
+    value_scales_page_block,
+    value_scales_page_run,
+    value_scales_page_rows,
+    value_scales_page_size_0,
+    value_scales_page_step_0,
+    value_scales_page_step_1,
+    VALUE_SCALES_PAGE_WIDTH: tl.constexpr,
+    VALUE_SCALES_PAGE_ROWS: tl.constexpr,
+    VALUE_SCALES_PAGE_COLUMNS: tl.constexpr,
+):
+    """One program copies a tile of one block."""
+    program = tl.program_id(0)
+    index = (program // programs).to(tl.int64)
+    pair_ptr = pairs_ptr + index * pairs_stride_pair
+    source = tl.load(pair_ptr).to(tl.int64)
+    page = tl.load(pair_ptr + pairs_stride_side).to(tl.int64)
+    if (source < 0) | (source >= num_pages) | (page < 0) | (page >= num_pages):
+        return
+    part = program % programs
+
+    # key_cache
+    if (part >= 0) & (part < key_cache_page_programs):
+        tile_row = _page_rows(part, key_cache_page_run, KEY_CACHE_PAGE_ROWS, KEY_CACHE_PAGE_COLUMNS)
+        inside = tile_row < key_cache_page_rows
+        at = tl.zeros_like(tile_row).to(tl.int64)
+        at += (tile_row % key_cache_page_size_0).to(tl.int64) * key_cache_page_step_0
+        tile_row = tile_row // key_cache_page_size_0
+        at += tile_row.to(tl.int64) * key_cache_page_step_1
+        offsets, mask = _page_tile(part, at, inside, key_cache_page_run, KEY_CACHE_PAGE_WIDTH, KEY_CACHE_PAGE_COLUMNS)
+        first = _page_start(key_cache_ptr, source * key_cache_page_block, 0, KEY_CACHE_PAGE_WIDTH)
+        moved = tl.load(first + offsets, mask=mask)
+        first = _page_start(key_cache_ptr, page * key_cache_page_block, 0, KEY_CACHE_PAGE_WIDTH)
+        tl.store(first + offsets, moved, mask=mask)
+
+    part -= key_cache_page_programs
+    # value_cache
+    if (part >= 0) & (part < value_cache_page_programs):
+        tile_row = _page_rows(part, value_cache_page_run, VALUE_CACHE_PAGE_ROWS, VALUE_CACHE_PAGE_COLUMNS)
+        inside = tile_row < value_cache_page_rows
+        at = tl.zeros_like(tile_row).to(tl.int64)
+        at += (tile_row % value_cache_page_size_0).to(tl.int64) * value_cache_page_step_0
+        tile_row = tile_row // value_cache_page_size_0
+        at += tile_row.to(tl.int64) * value_cache_page_step_1
+        offsets, mask = _page_tile(
+            part, at, inside, value_cache_page_run, VALUE_CACHE_PAGE_WIDTH, VALUE_CACHE_PAGE_COLUMNS
+        )
+        first = _page_start(value_cache_ptr, source * value_cache_page_block, 0, VALUE_CACHE_PAGE_WIDTH)
+        moved = tl.load(first + offsets, mask=mask)
+        first = _page_start(value_cache_ptr, page * value_cache_page_block, 0, VALUE_CACHE_PAGE_WIDTH)
+        tl.store(first + offsets, moved, mask=mask)
+
+    part -= value_cache_page_programs
+    # key_scales
+    if (part >= 0) & (part < key_scales_page_programs):
+        tile_row = _page_rows(part, key_scales_page_run, KEY_SCALES_PAGE_ROWS, KEY_SCALES_PAGE_COLUMNS)
+        inside = tile_row < key_scales_page_rows
+        at = tl.zeros_like(tile_row).to(tl.int64)
+        at += (tile_row % key_scales_page_size_0).to(tl.int64) * key_scales_page_step_0
+        tile_row = tile_row // key_scales_page_size_0
+        at += tile_row.to(tl.int64) * key_scales_page_step_1
+        offsets, mask = _page_tile(
+            part, at, inside, key_scales_page_run, KEY_SCALES_PAGE_WIDTH, KEY_SCALES_PAGE_COLUMNS
+        )
+        first = _page_start(key_scales_ptr, source * key_scales_page_block, 0, KEY_SCALES_PAGE_WIDTH)
+        moved = tl.load(first + offsets, mask=mask)
+        first = _page_start(key_scales_ptr, page * key_scales_page_block, 0, KEY_SCALES_PAGE_WIDTH)
+        tl.store(first + offsets, moved, mask=mask)
+
+    part -= key_scales_page_programs
+    # value_scales
+    if (part >= 0) & (part < value_scales_page_programs):
+        tile_row = _page_rows(part, value_scales_page_run, VALUE_SCALES_PAGE_ROWS, VALUE_SCALES_PAGE_COLUMNS)
+        inside = tile_row < value_scales_page_rows
+        at = tl.zeros_like(tile_row).to(tl.int64)
+        at += (tile_row % value_scales_page_size_0).to(tl.int64) * value_scales_page_step_0
+        tile_row = tile_row // value_scales_page_size_0
+        at += tile_row.to(tl.int64) * value_scales_page_step_1
+        offsets, mask = _page_tile(
+            part, at, inside, value_scales_page_run, VALUE_SCALES_PAGE_WIDTH, VALUE_SCALES_PAGE_COLUMNS
+        )
+        first = _page_start(value_scales_ptr, source * value_scales_page_block, 0, VALUE_SCALES_PAGE_WIDTH)
+        moved = tl.load(first + offsets, mask=mask)
+        first = _page_start(value_scales_ptr, page * value_scales_page_block, 0, VALUE_SCALES_PAGE_WIDTH)
+        tl.store(first + offsets, moved, mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "blocks_stride",
+        "num_pages",
+        "programs",
+        "key_cache_page_programs",
+        "key_cache_page_block",
+        "key_cache_page_run",
+        "key_cache_page_rows",
+        "key_cache_page_step_0",
+        "key_cache_page_step_1",
+        "value_cache_page_programs",
+        "value_cache_page_block",
+        "value_cache_page_run",
+        "value_cache_page_rows",
+        "value_cache_page_step_0",
+        "value_cache_page_step_1",
+        "key_scales_page_programs",
+        "key_scales_page_block",
+        "key_scales_page_run",
+        "key_scales_page_rows",
+        "key_scales_page_step_0",
+        "key_scales_page_step_1",
+        "value_scales_page_programs",
+        "value_scales_page_block",
+        "value_scales_page_run",
+        "value_scales_page_rows",
+        "value_scales_page_step_0",
+        "value_scales_page_step_1",
+    ]
+)
+def _zero_blocks_kernel(
+    key_cache_ptr,
+    value_cache_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    blocks_ptr,
+    blocks_stride,
+    num_pages,
+    programs,
+    key_cache_page_programs,
+    key_cache_page_block,
+    key_cache_page_run,
+    key_cache_page_rows,
+    key_cache_page_size_0,
+    key_cache_page_step_0,
+    key_cache_page_step_1,
+    KEY_CACHE_PAGE_WIDTH: tl.constexpr,
+    KEY_CACHE_PAGE_ROWS: tl.constexpr,
+    KEY_CACHE_PAGE_COLUMNS: tl.constexpr,
+    value_cache_page_programs,
+    value_cache_page_block,
+    value_cache_page_run,
+    value_cache_page_rows,
+    value_cache_page_size_0,
+    value_cache_page_step_0,
+    value_cache_page_step_1,
+    VALUE_CACHE_PAGE_WIDTH: tl.constexpr,
+    VALUE_CACHE_PAGE_ROWS: tl.constexpr,
+    VALUE_CACHE_PAGE_COLUMNS: tl.constexpr,
+    key_scales_page_programs,
+    key_scales_page_block,
+    key_scales_page_run,
+    key_scales_page_rows,
+    key_scales_page_size_0,
+    key_scales_page_step_0,
+    key_scales_page_step_1,
+    KEY_SCALES_PAGE_WIDTH: tl.constexpr,
+    KEY_SCALES_PAGE_ROWS: tl.constexpr,
+    KEY_SCALES_PAGE_COLUMNS: tl.constexpr,
+    value_scales_page_programs,
+    value_scales_page_block,
+    value_scales_page_run,
+    value_scales_page_rows,
+    value_scales_page_size_0,
+    value_scales_page_step_0,
+    value_scales_page_step_1,
+    VALUE_SCALES_PAGE_WIDTH: tl.constexpr,
+    VALUE_SCALES_PAGE_ROWS: tl.constexpr,
+    VALUE_SCALES_PAGE_COLUMNS: tl.constexpr,
+):
+    """One program zeroes a tile of one block."""
+    program = tl.program_id(0)
+    index = (program // programs).to(tl.int64)
+    page = tl.load(blocks_ptr + index * blocks_stride).to(tl.int64)
+    if (page < 0) | (page >= num_pages):
+        return
+    part = program % programs
+
+    # key_cache
+    if (part >= 0) & (part < key_cache_page_programs):
+        tile_row = _page_rows(part, key_cache_page_run, KEY_CACHE_PAGE_ROWS, KEY_CACHE_PAGE_COLUMNS)
+        inside = tile_row < key_cache_page_rows
+        at = tl.zeros_like(tile_row).to(tl.int64)
+        at += (tile_row % key_cache_page_size_0).to(tl.int64) * key_cache_page_step_0
+        tile_row = tile_row // key_cache_page_size_0
+        at += tile_row.to(tl.int64) * key_cache_page_step_1
+        offsets, mask = _page_tile(part, at, inside, key_cache_page_run, KEY_CACHE_PAGE_WIDTH, KEY_CACHE_PAGE_COLUMNS)
+        first = _page_start(key_cache_ptr, page * key_cache_page_block, 0, KEY_CACHE_PAGE_WIDTH)
+        tl.store(first + offsets, 0, mask=mask)
+
+    part -= key_cache_page_programs
+    # value_cache
+    if (part >= 0) & (part < value_cache_page_programs):
+        tile_row = _page_rows(part, value_cache_page_run, VALUE_CACHE_PAGE_ROWS, VALUE_CACHE_PAGE_COLUMNS)
+        inside = tile_row < value_cache_page_rows
+        at = tl.zeros_like(tile_row).to(tl.int64)
+        at += (tile_row % value_cache_page_size_0).to(tl.int64) * value_cache_page_step_0
+        tile_row = tile_row // value_cache_page_size_0
+        at += tile_row.to(tl.int64) * value_cache_page_step_1
+        offsets, mask = _page_tile(
+            part, at, inside, value_cache_page_run, VALUE_CACHE_PAGE_WIDTH, VALUE_CACHE_PAGE_COLUMNS
+        )
+        first = _page_start(value_cache_ptr, page * value_cache_page_block, 0, VALUE_CACHE_PAGE_WIDTH)
+        tl.store(first + offsets, 0, mask=mask)
+
+    part -= value_cache_page_programs
+    # key_scales
+    if (part >= 0) & (part < key_scales_page_programs):
+        tile_row = _page_rows(part, key_scales_page_run, KEY_SCALES_PAGE_ROWS, KEY_SCALES_PAGE_COLUMNS)
+        inside = tile_row < key_scales_page_rows
+        at = tl.zeros_like(tile_row).to(tl.int64)
+        at += (tile_row % key_scales_page_size_0).to(tl.int64) * key_scales_page_step_0
+        tile_row = tile_row // key_scales_page_size_0
+        at += tile_row.to(tl.int64) * key_scales_page_step_1
+        offsets, mask = _page_tile(
+            part, at, inside, key_scales_page_run, KEY_SCALES_PAGE_WIDTH, KEY_SCALES_PAGE_COLUMNS
+        )
+        first = _page_start(key_scales_ptr, page * key_scales_page_block, 0, KEY_SCALES_PAGE_WIDTH)
+        tl.store(first + offsets, 0, mask=mask)
+
+    part -= key_scales_page_programs
+    # value_scales
+    if (part >= 0) & (part < value_scales_page_programs):
+        tile_row = _page_rows(part, value_scales_page_run, VALUE_SCALES_PAGE_ROWS, VALUE_SCALES_PAGE_COLUMNS)
+        inside = tile_row < value_scales_page_rows
+        at = tl.zeros_like(tile_row).to(tl.int64)
+        at += (tile_row % value_scales_page_size_0).to(tl.int64) * value_scales_page_step_0
+        tile_row = tile_row // value_scales_page_size_0
+        at += tile_row.to(tl.int64) * value_scales_page_step_1
+        offsets, mask = _page_tile(
+            part, at, inside, value_scales_page_run, VALUE_SCALES_PAGE_WIDTH, VALUE_SCALES_PAGE_COLUMNS
+        )
+        first = _page_start(value_scales_ptr, page * value_scales_page_block, 0, VALUE_SCALES_PAGE_WIDTH)
+        tl.store(first + offsets, 0, mask=mask)
+
+
+@triton.jit
+def _page_rows(part, run, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Which runs of a page a tile is of: tiles go along a run first."""
+    return part // tl.cdiv(run, COLUMNS) * ROWS + tl.arange(0, ROWS)
+
+
+@triton.jit
+def _page_tile(part, at, inside, run, WIDTH: tl.constexpr, COLUMNS: tl.constexpr):
+    """Offsets [rows, columns] of a tile from the page's start, and their mask.
+
+    at, where its rows start, run and COLUMNS count pieces of WIDTH bytes.
+    """
+    LANES: tl.constexpr = 1 + WIDTH // 16  # integers have 8 bytes at most: 16 are two of them
+    column = (part % tl.cdiv(run, COLUMNS)).to(tl.int64) * (COLUMNS * LANES) + tl.arange(0, COLUMNS * LANES)
+    mask = inside[:, None] & (column < run * LANES)[None, :]
+    return at[:, None] * LANES + column[None, :], mask
+
+
+@triton.jit
+def _page_start(ptr, at, OFFSET: tl.constexpr, WIDTH: tl.constexpr):
+    """A pointer to integers as wide as alignment allows: at pieces of WIDTH bytes and OFFSET bytes further."""
+    LANES: tl.constexpr = 1 + WIDTH // 16
+    if WIDTH >= 8:
+        words = ptr.to(tl.pointer_type(tl.int64), bitcast=True)
+    elif WIDTH == 4:
+        words = ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+    elif WIDTH == 2:
+        words = ptr.to(tl.pointer_type(tl.int16), bitcast=True)
+    else:
+        words = ptr.to(tl.pointer_type(tl.int8), bitcast=True)
+    return words + (at + OFFSET // WIDTH) * LANES
+
+
+@triton.jit(
+    do_not_specialize=[
+        "out_stride_row",
+        "out_stride_column",
+        "req_to_page_stride_row",
+        "req_to_page_stride_column",
+        "num_requests",
+        "num_rows",
+        "num_columns",
+        "num_out_columns",
+        "padding",
+    ]
+)
+def _gather_page_table_kernel(
+    out_ptr,
+    out_stride_row,
+    out_stride_column,
+    req_to_page_ptr,
+    req_to_page_stride_row,
+    req_to_page_stride_column,
+    req_pool_indices_ptr,
+    seq_lens_ptr,
+    num_requests,
+    num_rows,
+    num_columns,
+    num_out_columns,
+    padding,
+):
+    """One program writes 128 columns of one row."""
+    BLOCK_SIZE: tl.constexpr = 16
+
+    out_row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1).to(tl.int64) * 128 + tl.arange(0, 128)
+    request = tl.load(req_pool_indices_ptr + out_row, mask=out_row < num_requests, other=-1).to(tl.int64)
+    length = tl.load(seq_lens_ptr + out_row, mask=out_row < num_requests, other=0).to(tl.int64)
+    num_entries = (length + BLOCK_SIZE - 1) // (BLOCK_SIZE)
+    num_entries = tl.where((request >= 0) & (request < num_rows), num_entries, 0)
+    known = (column < num_entries) & (column < num_columns)
+    entry = req_to_page_ptr + request * req_to_page_stride_row + column * req_to_page_stride_column
+    page = tl.load(entry, mask=known, other=0).to(tl.int64)
+    if out_ptr.dtype.element_ty == tl.int32:
+        known = known & (page == page.to(tl.int32).to(tl.int64))
+    page = tl.where(known, page, tl.cast(padding, tl.int64))
+    target = out_ptr + out_row * out_stride_row + column * out_stride_column
+    tl.store(target, page.to(out_ptr.dtype.element_ty), mask=column < num_out_columns)
+
+
 @triton.jit
 def _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns):
     """Slot number of a request's token, -1 where it is not known, not in the table."""
@@ -1554,6 +2144,55 @@ def _check_whole(name, index, start):
         raise ValueError(f"{name}: expected at least {start}, got {index}")
 
 
+def _check_pairs(pairs, device):
+    """Numbers of what is copied and of what is overwritten: [n, 2], int32 or int64, any strides."""
+    _tensor("pairs", pairs, 2, device)
+    if pairs.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"pairs: expected dtype torch.int32 or torch.int64, got {pairs.dtype}")
+    if pairs.shape[1] != 2:
+        raise ValueError(f"pairs: expected shape ({pairs.shape[0]}, 2), got {tuple(pairs.shape)}")
+
+
+def _check_page_table(name, tensor, device):
+    """A table of int32 or int64 with any strides; returns its device."""
+    _tensor(name, tensor, 2, device)
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected dtype torch.int32 or torch.int64, got {tensor.dtype}")
+    return tensor.device
+
+
+def _page(tensor, offset, size, block, *dims):
+    """The runs of bytes that a page is of a tensor: programs, then what a kernel takes of them, in pieces of one width.
+
+    A page is size bytes, offset bytes from its first, for every combination of dims, each (count, stride in bytes); block
+    is the bytes from page to page. What follows without a gap is joined, so that a dense page is one run.
+    """
+    outer = []
+    for stride, count in sorted((stride, count) for count, stride in dims if count != 1):
+        if not outer and stride == size:
+            size *= count
+        elif outer and outer[-1][0] * outer[-1][1] == stride:
+            outer[-1] = (outer[-1][0] * count, outer[-1][1])
+        else:
+            outer.append((count, stride))
+    num_runs = math.prod(count for count, _ in outer)
+    if num_runs >= 1 << 31:
+        raise ValueError(
+            f"a page of {num_runs} separate runs is more than a launch can take: strides {tensor.stride()}"
+        )
+    width = math.gcd(16, tensor.data_ptr(), offset, size, block, *(stride for _, stride in outer))
+    run, tile = size // width, 1024 // (1 + width // 16)
+    while tensor.device.type == "cpu" and num_runs * run > 8 * tile:  # the interpreter's time goes by programs
+        tile *= 2
+    columns = tile
+    while (columns * width > 64 or columns >= 2 * run) and -(-run // columns) * columns * 8 > run * 9:
+        columns //= 2
+    programs = -(-num_runs // (tile // columns)) * -(-run // columns)
+    outer += [(1, 0)] * (max(1, len(dims)) - len(outer))
+    numbers = [number for count, stride in outer for number in (count, stride // width)]
+    return (programs, block // width, run, num_runs, *numbers[:-2], numbers[-1], width, tile // columns, columns)
+
+
 def _on(device):
     """Triton launches on the current device: make it the tensors'."""
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
@@ -1658,3 +2297,5 @@ def _direct(compiled, device, grid, numbers, limit):
 _append_kept = _Kept()
 _append_key_kept = _Kept()
 _append_value_kept = _Kept()
+_copy_blocks_kept = _Kept()
+_zero_blocks_kept = _Kept()

@@ -89,8 +89,8 @@ def argument_view(scale: Scale) -> View:
 
 
 @dataclass(frozen=True, slots=True)
-class _Site:
-    """Where a leaf or a padding was found: its steps and offset in bytes, tensor dimensions aside.
+class Site:
+    """Where a leaf or a padding lies: its steps and offset in bytes, tensor dimensions aside.
 
     ``leaf`` is the one it holds first, or the first of the record around it.
     """
@@ -102,7 +102,7 @@ class _Site:
 
 
 def _leaf_views(layout: Layout, buffer: Buffer) -> Iterator[tuple[str, View]]:
-    for site in _sites(layout, buffer):
+    for site in sites(layout, buffer):
         if not isinstance(site.content, Holds):
             continue
         for index, leaf in enumerate(site.content.leaves):
@@ -110,7 +110,7 @@ def _leaf_views(layout: Layout, buffer: Buffer) -> Iterator[tuple[str, View]]:
 
 
 def _fills(layout: Layout, buffer: Buffer) -> Iterator[Fill]:
-    for site in _sites(layout, buffer):
+    for site in sites(layout, buffer):
         if isinstance(site.content, Pad) and site.content.fill is not None:
             paired = any(step.digit.axis == "kv" for step in site.steps)
             for index in range(2 if paired else 1):
@@ -118,7 +118,7 @@ def _fills(layout: Layout, buffer: Buffer) -> Iterator[Fill]:
                 yield Fill(stream, _side_view(buffer, site, 1, index), site.content.size, site.content.fill)
 
 
-def _side_view(buffer: Buffer, site: _Site, itemsize: int, index: int) -> View:
+def _side_view(buffer: Buffer, site: Site, itemsize: int, index: int) -> View:
     """The view of a site where ``kv`` stands at ``index``."""
     steps, offset = [], site.offset
     for step in site.steps:
@@ -144,7 +144,7 @@ def _view(buffer: Buffer, itemsize: int, offset: int, steps: list[Step] | tuple[
     return View(buffer.name, itemsize, unit, access, offset, tuple(steps))
 
 
-def _sites(layout: Layout, buffer: Buffer) -> Iterator[_Site]:
+def sites(layout: Layout, buffer: Buffer) -> Iterator[Site]:
     """Every leaf and padding of a buffer. Constant steps and offsets are in bytes."""
     place = buffer.place
     steps: list[Step] = []
@@ -156,18 +156,18 @@ def _sites(layout: Layout, buffer: Buffer) -> Iterator[_Site]:
     yield from _descend(layout, place, 0, tuple(steps))
 
 
-def _descend(layout: Layout, place: Place, offset: int, steps: tuple[Step, ...]) -> Iterator[_Site]:
+def _descend(layout: Layout, place: Place, offset: int, steps: tuple[Step, ...]) -> Iterator[Site]:
     if isinstance(place.content, Holds):
-        yield _Site(place.content, place.content.leaves[0], offset, steps)
+        yield Site(place.content, place.content.leaves[0], offset, steps)
         return
     for field in place.content.fields:
         if isinstance(field.content, Pad):
-            yield _Site(field.content, leaves_of(place)[0], offset + field.offset, steps)
+            yield Site(field.content, leaves_of(place)[0], offset + field.offset, steps)
         else:
             yield from _field_sites(layout, field, offset + field.offset, steps)
 
 
-def _field_sites(layout: Layout, field: Field, offset: int, steps: tuple[Step, ...]) -> Iterator[_Site]:
+def _field_sites(layout: Layout, field: Field, offset: int, steps: tuple[Step, ...]) -> Iterator[Site]:
     place = field.content
     inner: list[Step] = []
     pitch = place.pitch

@@ -7,41 +7,31 @@ import keyword
 import re
 from collections.abc import Iterable
 
-FUNCTIONS = ("append", "append_positions", "gather", "gather_paged", "slot_mapping", "fill_slots", "allocate")
+FUNCTIONS = (
+    *("append", "append_positions", "gather", "gather_paged", "slot_mapping", "fill_slots", "allocate"),
+    *("copy_blocks", "zero_blocks", "gather_page_table"),
+)
 
 AXES = ("block", "slot", "token", "head", "dim", "kv", "layer", "request", "position")
 
 KEYS = ("holds", "order", "fields", "align", "pad", "fill")
 
 _ARGUMENTS = """
-block_size block_table block_table_row context_lens count cu_seq_lens device dtype head_dim layer num_blocks num_heads
-num_layers num_requests num_tokens out positions query_start_loc rank request_ids rotated seq_lens slots start_pos
-starts total_tokens zero_skipped
+block_size block_table block_table_row blocks context_lens count cu_seq_lens device dtype head_dim layer num_blocks
+num_heads num_layers num_requests num_tokens out padding pairs positions query_start_loc rank req_pool_indices
+req_to_page request_ids requests rotated seq_lens slots start_pos starts total_tokens zero_skipped
 """
 
 _VARIABLES = """
-amax arguments
-before bits block_table_stride
-chosen chosen_squares column compiled contextlib current_device
-dim_byte dim_group dim_lane dim_word driver dtypes
-entering exact
-find first first_block first_slot flags function
-given grid
-highest hooks
-in_range index inside inverse
-keep kernel known
-latest launch leaving length limit lowest
-metadata
-name ndim nested num_columns num_out num_rows num_slots numbers
-offset outer
-ratio reach run_number run_slot runner
-same scale search_step self shape shapes size slot_number squares start starts step steps stored stream_of stride
-stride_unit strides
-t tensor TensorGuards tensors tl tokens torch triton
-unit
-valid
-whole written
-zero
+TensorGuards amax arguments at before bits block_table_stride blocks_stride chosen chosen_squares column columns
+compiled contextlib current_device dim_byte dim_group dim_lane dim_word dims driver dtypes entering entry exact find
+first first_block first_slot flags function given grid highest hooks in_range index inside inverse keep kernel known
+latest launch leaving length limit lowest mask math metadata moved name ndim nested num_columns num_entries num_out
+num_out_columns num_pages num_rows num_runs num_slots number numbers offset offsets out_row out_stride_column
+out_stride_row outer page pairs_stride_pair pairs_stride_side part program programs ratio reach
+req_to_page_stride_column req_to_page_stride_row requests_stride run run_number run_slot runner same scale search_step
+self shape shapes size slot_number source squares start starts step steps stored stream_of stride stride_unit strides
+t target tensor tensors tile tile_row tl tokens torch triton unit valid whole width written zero
 """
 
 _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())
@@ -49,7 +39,7 @@ _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())
 
 _IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _LONGEST = 64
-_DERIVED = re.compile("(_out)?(_(ptr|length|dim(_byte|_group|_lane|_word)?|stride.*))?")
+_DERIVED = re.compile("(_out)?(_(ptr|length|page.*|dim(_byte|_group|_lane|_word)?|stride.*))?")
 
 
 def objection(name: str) -> str | None:

@@ -107,3 +107,27 @@ class Plan:
 
     def dense_view(self, copy: Copy) -> View:
         return copy.source if self.kind == "append" else copy.destination
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """``nbytes`` bytes of a page that lie together, once for each value of the digits of ``steps`` besides ``block``.
+
+    Where they lie in ``tensor``: ``offset`` bytes from its first element, and the steps. Constant ones count bytes;
+    others count elements, of ``unit`` bytes, times a stride of the tensor.
+    """
+
+    tensor: str
+    unit: int
+    offset: int
+    nbytes: int
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PagePlan:
+    """A generated function on whole blocks, in all layers: every byte that belongs to one is copied, or zeroed."""
+
+    name: str
+    kind: Literal["copy", "zero"]
+    stretches: tuple[Stretch, ...]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvgen import reference
+from kvgen import reference, reference_pages
 from kvgen.harness.values import scale_arguments
 from kvgen.layout import Layout, leaves_of
 
@@ -110,3 +110,14 @@ class FakeModule:
 
     def fill_slots(self, *args: Any, **options: Any) -> torch.Tensor:
         return reference.fill_slots(self.layout, *args, **options)
+
+    def copy_blocks(self, *args: Any) -> None:
+        buffers, (pairs,) = self._take(args, self.buffers)
+        reference_pages.copy_blocks(self.layout, buffers, pairs)
+
+    def zero_blocks(self, *args: Any) -> None:
+        buffers, (blocks,) = self._take(args, self.buffers)
+        reference_pages.zero_blocks(self.layout, buffers, blocks)
+
+    def gather_page_table(self, *args: Any, **options: Any) -> torch.Tensor:
+        return reference_pages.gather_page_table(self.layout, *args, **options)

@@ -32,6 +32,9 @@ IN_TURN = (
 )
 """One of these for each layout, so that every shape meets all of them."""
 
+PAGES = ("copy_blocks/padded_odd", "zero_blocks/padded_odd", "copy_blocks/transposed")
+"""And one of these."""
+
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_whole_chain(shape: Shape, record_property) -> None:
@@ -69,7 +72,7 @@ def check_layout(text: str, turn: int) -> None:
     check_views(layout, text, "padded_odd")
     check_written(layout, text, module, "padded_odd")
     rank = "_rank1" if layout.slots.shard else ""
-    names = [*ALWAYS, IN_TURN[turn % len(IN_TURN)]]
+    names = [*ALWAYS, IN_TURN[turn % len(IN_TURN)], PAGES[turn % len(PAGES)]]
     only = [name.format(stream=layout.streams[0].name, rank=rank) for name in names]
     report = harness.run(layout, module, only=only)
     assert report.ok, f"{report}\n{text}"

@@ -126,10 +126,8 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         doc=doc,
         parameters=parameters,
         first_buffer=held[0].name,
-        sizes=tuple(_sizes(layout, held)),
-        buffers=tuple(
-            BufferCheck(b.name, tuple_text(shape_parts(layout, b)), _dtypes(layout, b), _align(plan, b)) for b in held
-        ),
+        sizes=tuple(sizes_of(layout, held)),
+        buffers=tuple(buffer_check(layout, b, _align(plan, b)) for b in held),
         streams=streams,
         scales=tuple(_scale_check(layout, scale) for scale in argument_scales(layout, plan)),
         outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False)),
@@ -165,6 +163,10 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },
     )
+
+
+def buffer_check(layout: Layout, buffer: Buffer, align: int = 1) -> BufferCheck:
+    return BufferCheck(buffer.name, tuple_text(shape_parts(layout, buffer)), _dtypes(layout, buffer), align)
 
 
 def _scale_check(layout: Layout, scale: Scale) -> ScaleCheck:
@@ -219,7 +221,7 @@ def _align(plan: Plan, buffer: Buffer) -> int:
     return max([v.access for v in views if v.tensor == buffer.name and v.unit < v.access], default=1)
 
 
-def _sizes(layout: Layout, buffers: list[Buffer]) -> list[Size]:
+def sizes_of(layout: Layout, buffers: list[Buffer]) -> list[Size]:
     """How the number of blocks and every dynamic extent are read from the buffers."""
     best: Size | None = None
     finest = 0
@@ -265,9 +267,9 @@ def _dim_size_text(layout: Layout, buffer: Buffer, dim: Dim) -> str:
     factors, constant = [], 1
     for digit in dim.digits:
         if digit.size is None:
-            factors.append(_rest_text(layout, buffer, digit))
+            factors.append(rest_text(layout, buffer, digit))
         else:
-            whole = _whole_name(layout, buffer, digit)
+            whole = whole_name(layout, buffer, digit)
             factors += [whole] if whole else []
             constant *= 1 if whole else digit.size
     if constant != 1 or not factors:
@@ -275,7 +277,7 @@ def _dim_size_text(layout: Layout, buffer: Buffer, dim: Dim) -> str:
     return " * ".join(factors)
 
 
-def _whole_name(layout: Layout, buffer: Buffer, digit: Digit) -> str | None:
+def whole_name(layout: Layout, buffer: Buffer, digit: Digit) -> str | None:
     """The constant's name where a digit is a whole axis."""
     leaf = layout.leaf(leaves_of(buffer.place)[0])
     if digit.div != 1 or digit.axis == "kv" or digit.size != extents_of(layout, leaf.name).get(digit.axis):
@@ -285,7 +287,7 @@ def _whole_name(layout: Layout, buffer: Buffer, digit: Digit) -> str | None:
     return "NUM_LAYERS" if digit.axis == "layer" else extent_name(layout, leaf.stream, digit.axis)
 
 
-def _rest_text(layout: Layout, buffer: Buffer, digit: Digit) -> str:
+def rest_text(layout: Layout, buffer: Buffer, digit: Digit) -> str:
     name = num_blocks_name(layout) if digit.axis == "block" else _extent_variable(layout, buffer, digit.axis)
     return name if digit.div == 1 else f"({name} // {digit.div})"
 

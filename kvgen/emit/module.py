@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvgen import runs
 from kvgen.emit.codebook import Book, codebooks
 from kvgen.emit.describe import describe
 from kvgen.emit.docs import module_doc
@@ -12,6 +13,7 @@ from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.launch import Function, build_function, dtypes_name, num_layers_text, shape_parts
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, tuple_text
 from kvgen.emit.packing import Packing, packings
+from kvgen.emit.pages import PageFunction, PageTable, build_page_functions, build_page_table
 from kvgen.layout import Buffer, Layout, Record, leaves_of
 from kvgen.lower import lower
 
@@ -57,6 +59,10 @@ class Module:
     description: str
     functions: tuple[Function, ...]
     kernels: tuple[Kernel, ...]
+    pages: tuple[PageFunction, ...]
+    page_table: PageTable
+    tile_words: int
+    shortest: int
     addressing: Addressing
     allocate_parameters: tuple[str, ...]
     allocate_sizes: tuple[str, ...]
@@ -82,15 +88,25 @@ def build_module(layout: Layout) -> Module:
     """Everything the module template prints for ``layout``."""
     kernels = tuple(build_kernel(layout, plan) for plan in lower(layout))
     functions = tuple(build_function(layout, kernel) for kernel in kernels)
+    pages = build_page_functions(layout)
     several = len(layout.buffers) > 1
     return Module(
         title=f"{layout.name}: {layout.summary}" if layout.summary else layout.name,
         doc=tuple(module_doc(layout)),
-        exports=repr(["LAYOUT", "allocate", *(f.name for f in functions), "fill_slots", "slot_mapping"]),
+        exports=repr(
+            [
+                *("LAYOUT", "allocate", *(f.name for f in functions), *(f.name for f in pages)),
+                *("gather_page_table", "fill_slots", "slot_mapping"),
+            ]
+        ),
         constants=tuple(_constants(layout)),
         description=repr(describe(layout)),
         functions=functions,
         kernels=kernels,
+        pages=pages,
+        page_table=build_page_table(layout),
+        tile_words=runs.TILE_WORDS,
+        shortest=runs.SHORTEST,
         addressing=_addressing(layout),
         allocate_parameters=tuple(_allocate_parameters(layout)),
         allocate_sizes=tuple(name for name in _allocate_parameters(layout) if name != "*" and "=" not in name),

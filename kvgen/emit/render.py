@@ -32,7 +32,7 @@ def render_all(layouts: Sequence[Layout]) -> dict[str, str]:
 def render_raw(layout: Layout) -> str:
     """The text of a layout's module as the templates print it."""
     module = build_module(layout)
-    return _environment().get_template("module.py.j2").render(m=module, a=module.addressing)
+    return _environment().get_template("module.py.j2").render(m=module, a=module.addressing, t=module.page_table)
 
 
 @cache

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from kvgen.emit.args import Arg
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
+from kvgen.emit.names import TRITON_TYPES
+from kvgen.emit.pages import PAGE_TABLE_TYPES, PageFunction, build_page_functions, build_page_table, compact_numbers
 from kvgen.layout import Layout
 from kvgen.lower import lower
+from kvgen.lower_pages import page_plans
 
 BY_TARGET = "by target"
 """The value of a constexpr that depends on the target: whether it casts to 8-bit floats as the integer recipe does."""
@@ -41,7 +44,32 @@ class KernelSpec:
 def kernels(layout: Layout) -> list[KernelSpec]:
     """Every kernel of the layout's module, in every form that is compiled differently."""
     found = [spec for plan in lower(layout) for spec in _forms(build_kernel(layout, plan))]
-    return [*found, *_addressing(layout)]
+    return [*found, *_pages(layout), *_addressing(layout)]
+
+
+def _pages(layout: Layout) -> Iterator[KernelSpec]:
+    for function, plan in zip(build_page_functions(layout), page_plans(layout), strict=True):
+        numbers = [number for stretch in plan.stretches for number in compact_numbers(layout, stretch)]
+        yield _page_spec(layout, function, numbers)
+    table = PAGE_TABLE_TYPES | dict.fromkeys(build_page_table(layout).names, "i32")
+    yield KernelSpec("_gather_page_table_kernel", "", table, {}, _pointers(table), 4)
+
+
+def _page_spec(layout: Layout, function: PageFunction, numbers: list[int]) -> KernelSpec:
+    """Integers that are 1 are constants to Triton, where it is not told otherwise."""
+    signature = {f"{b.name}_ptr": f"*{TRITON_TYPES.get(b.dtypes[0], 'u8')}" for b in layout.buffers}
+    signature |= {f"{function.blocks}_ptr": "*i64"}
+    signature |= {name: "i32" for name in function.arguments if name not in signature}
+    given = dict(zip((name for part in function.parts for name in part.numbers), numbers, strict=True))
+    fixed = {name for part in function.parts for name in part.constants}
+    fixed |= {size for part in function.parts for size, _ in part.inner if given[size] == 1}
+    signature |= {name: "constexpr" if name in fixed else "i32" for name in given}
+    constexprs = {name: value for name, value in given.items() if name in fixed}
+    return KernelSpec(function.kernel, "", signature, constexprs, _pointers(signature), function.num_warps)
+
+
+def _pointers(signature: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(name for name, kind in signature.items() if kind.startswith("*"))
 
 
 def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
@@ -100,7 +128,6 @@ def _addressing(layout: Layout) -> Iterator[KernelSpec]:
         given_types = {name: "*i64" if name in given else "constexpr" for name in pointers}
         signature = out | table | given_types | counts | extra
         absent = dict.fromkeys((name for name in pointers if name not in given), None)
-        divisible = tuple(name for name, kind in signature.items() if kind.startswith("*"))
-        yield KernelSpec("_slot_mapping_kernel", form, signature, absent, divisible, 4)
+        yield KernelSpec("_slot_mapping_kernel", form, signature, absent, _pointers(signature), 4)
     row = {"block_table_row_ptr": "*i32", "num_columns": "i32", "start_pos": "i32", "count": "i32", "num_out": "i32"}
     yield KernelSpec("_fill_slots_kernel", "", out | row | extra, {}, ("out_ptr", "block_table_row_ptr"), 4)

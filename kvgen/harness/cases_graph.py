@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvgen import reference
+from kvgen import reference, reference_pages
 from kvgen.harness.bench import Bench, Case
 from kvgen.harness.compare import adopt_nans, compare_numbers, compare_rows
 from kvgen.harness.tables import Tables
@@ -22,6 +22,8 @@ def graph_cases(layout: Layout) -> Iterator[Case]:
     yield Case("gather/graph", "gather", _gather)
     yield Case("slot_mapping/graph", "slot_mapping", _slot_mapping)
     yield Case("append_positions/graph", "append_positions", _append_positions)
+    yield Case("copy_blocks/graph", "copy_blocks", _copy_blocks)
+    yield Case("gather_page_table/graph", "gather_page_table", _page_table)
 
 
 def capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -101,3 +103,37 @@ def _append_positions(bench: Bench) -> None:
         shared = options | {"remap": table, "scales": bench.scales}
         reference.append_positions(bench.layout, sources, pool.expected, tables.table, positions, **shared)
         bench.check(pool, None, bench.streams, table, options.get("layer"))
+
+
+def _copy_blocks(bench: Bench) -> None:
+    """Both functions on pages in one graph, replayed on other blocks."""
+    pool, last = bench.pool(), bench.sizes.blocks - 1
+    pairs, blocks = bench.tensor([-1] * 4).view(2, 2), bench.tensor([-1])
+
+    def both() -> None:
+        bench.module.copy_blocks(*pool.actual.values(), pairs)
+        bench.module.zero_blocks(*pool.actual.values(), blocks)
+
+    graph, _ = capture(both)
+    for pair, block in (((0, last), 0), ((last, 0), -1)):
+        pairs.copy_(bench.tensor([*pair, -1, 0]).view(2, 2))
+        blocks.copy_(bench.tensor([block]))
+        graph.replay()
+        reference_pages.copy_blocks(bench.layout, pool.expected, pairs)
+        reference_pages.zero_blocks(bench.layout, pool.expected, blocks)
+        bench.check(pool, bench.tensor([]))
+
+
+def _page_table(bench: Bench) -> None:
+    tables = Tables(bench)
+    rows, lengths = bench.tensor([-1] * tables.requests), bench.tensor([0] * tables.requests)
+    out = torch.empty(tables.requests + 1, tables.columns + 2, dtype=torch.int32, device=bench.device)
+    options = bench.block_size_args()
+    graph, _ = capture(lambda: bench.module.gather_page_table(tables.table, rows, lengths, out, 7, **options))
+    for length in (1, tables.length):
+        rows.copy_(bench.tensor(bench.shuffle(tables.requests)))
+        lengths.fill_(length)
+        graph.replay()
+        wanted = torch.empty_like(out)
+        reference_pages.gather_page_table(bench.layout, tables.table, rows, lengths, wanted, 7, **options)
+        compare_numbers("gather_page_table", out.flatten(), wanted.flatten())

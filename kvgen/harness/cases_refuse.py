@@ -28,7 +28,7 @@ def refusal_cases(layout: Layout, device: str) -> Iterator[Case]:
         yield _gather_out_case(stream.name, "dtype", lambda out: out.double())
         yield _gather_out_case(stream.name, "short", lambda out: out[:-1])
     for buffer in layout.buffers:
-        for what, change in _buffer_changes(layout, buffer.name):
+        for what, change in buffer_changes(layout, buffer.name):
             yield _append_case(buffer.name, what, change)
             yield _gather_case(buffer.name, what, change)
     if len(layout.buffers) > 1:
@@ -71,7 +71,7 @@ def _double_stride(x: Tensor) -> Any:
     return wide.flatten(-2)[..., ::2] if x.shape[-1] > 1 else None
 
 
-def _buffer_changes(layout: Layout, name: str) -> Iterator[tuple[str, Change]]:
+def buffer_changes(layout: Layout, name: str) -> Iterator[tuple[str, Change]]:
     buffer = layout.buffer(name)
     yield "dtype", lambda x: torch.empty_strided(x.shape, x.stride(), dtype=torch.float64, device=x.device)
     yield "rank", lambda x: x.unsqueeze(0)

@@ -52,11 +52,12 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a call may change: these streams of these slot numbers, in this layer."""
+    """What a call may change: these streams of these slot numbers, in this layer; with ``pages`` all of them in all."""
 
     streams: Collection[str]
     slots: Collection[int]
     layer: int | None = None
+    pages: bool = False
 
 
 def compare_pool(layout: Layout, pool: Pool, written: Written) -> None:
@@ -112,11 +113,8 @@ def describe(layout: Layout, pool: Pool, buffer: str, at: int, written: Written)
             axes[view.pack.axis] = axes.get(view.pack.axis, 0) + part // view.bits * view.pack.div
         slot = axes.setdefault("slot", 0)
         number = axes.setdefault("block", 0) * pool.sizes.block_size + slot
-        inside = (
-            layout.leaf(leaf).stream in written.streams
-            and number in written.slots
-            and axes.get("layer") in (None, written.layer)
-        )
+        own = layout.leaf(leaf).stream in written.streams and axes.get("layer") in (None, written.layer)
+        inside = number in written.slots and (own or written.pages)
         names = ", ".join(f"{axis} {axes[axis]}" for axis in ("layer", "head", "dim", "byte") if axis in axes)
         place = f"slot number {number} (block {axes['block']}, slot {axes['slot']}), {names}"
         where = f"{buffer}, stream {leaf}, {place}"
@@ -141,6 +139,8 @@ def _views_in(layout: Layout, pool: Pool, buffer: str) -> Iterator[tuple[str, re
 
 
 def _whose(written: Written, stream: str, number: int, axes: dict[str, int]) -> str:
+    if written.pages:
+        return f"another block, {axes['block']}"
     if axes.get("layer") not in (None, written.layer):
         return f"layer {axes['layer']}"
     return f"the other stream, {stream}" if stream not in written.streams else f"neighbour slot {number}"

@@ -13,6 +13,7 @@ from kvgen.harness.cases_append import append_cases
 from kvgen.harness.cases_encoded import encoded_cases
 from kvgen.harness.cases_gather import gather_cases
 from kvgen.harness.cases_graph import graph_cases
+from kvgen.harness.cases_pages import page_cases
 from kvgen.harness.cases_refuse import refusal_cases
 from kvgen.harness.cases_slots import slot_cases
 from kvgen.harness.compare import Mismatch, Unsupported
@@ -32,6 +33,7 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
         *gather_cases(layout, variants),
         *encoded_cases(layout),
         *slot_cases(layout),
+        *page_cases(layout, device),
         *refusal_cases(layout, device),
     ]
     if device.startswith("cuda"):
