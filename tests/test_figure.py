@@ -147,6 +147,16 @@ def test_layouts_drawn_at_random_are_drawn(shape) -> None:
     draw()
 
 
+@pytest.mark.parametrize("name", SHIPPED)
+def test_any_two_layouts_are_drawn_side_by_side(name: str) -> None:
+    other = SHIPPED[(SHIPPED.index(name) + 1) % len(SHIPPED)]
+    found = check(figure.side_by_side("there_and_back", ["one layer a call"], shipped(name), shipped(other)))
+    titles = [mark for mark in found if mark.kind == "title"]
+    assert [mark.text for mark in titles] == ["there_and_back", name, other]
+    assert titles[1].y == titles[2].y
+    assert titles[1].x < figure.WIDTH / 2 < titles[2].x
+
+
 def test_codes_that_share_a_byte_are_told_apart() -> None:
     texts = words(figure.figure(shipped("nhd_int4")))
     at = texts.index("dim 0")

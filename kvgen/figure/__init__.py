@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from kvgen import show, sizes
 from kvgen.figure import svg
 from kvgen.figure.boxes import draw_place
-from kvgen.figure.svg import Drawing, below, beside, paragraph, text, text_width
+from kvgen.figure.svg import Drawing, arrow, below, beside, paragraph, text, text_width
 from kvgen.figure.values import pad_name, paint
 from kvgen.layout import Buffer, Holds, Layout, Pad, Place
 from kvgen.picture import levels_of, parts
@@ -21,12 +21,23 @@ WIDTH = 800
 
 _MARGIN = 16
 _NARROW = 280  # the least that half a panel needs
+_ARROW = 32
 
 
 def figure(layout: Layout) -> str:
     """The SVG file of a layout: a page of each buffer, and what the colours mean."""
     drawing = drawn(layout, WIDTH - 2 * _MARGIN)
     return svg.document(drawing, f"{layout.name}: {layout.summary}" if layout.summary else layout.name, _MARGIN)
+
+
+def side_by_side(name: str, facts: Sequence[str], source: Layout, destination: Layout) -> str:
+    """The SVG file of a transfer: what is said of it, and its two layouts with an arrow from one to the other."""
+    width = WIDTH - 2 * _MARGIN
+    column = (width - _ARROW) // 2
+    left, right = drawn(source, column), drawn(destination, column)
+    pictures = beside([left, arrow(_ARROW, min(left.height, right.height)), right])
+    head = [paragraph(name, "title", width), *(paragraph(fact, "text", width) for fact in facts)]
+    return svg.document(below([below(head, 2), pictures], 20), name, _MARGIN)
 
 
 def drawn(layout: Layout, width: int) -> Drawing:
@@ -48,9 +59,9 @@ def drawn(layout: Layout, width: int) -> Drawing:
 
 
 def _is_narrow(layout: Layout, buffer: Buffer) -> bool:
-    """Whether half the width is enough: one leaf, and numbers rather than formulas for its bytes."""
+    """Whether half the width is enough: one leaf, few codes of it in a byte, and numbers for its bytes."""
     content = buffer.place.content
-    alone = isinstance(content, Holds) and len(content.leaves) == 1
+    alone = isinstance(content, Holds) and len(content.leaves) == 1 and (content.pack is None or content.pack.size == 2)
     return alone and sizes.page_bytes(layout, buffer).value is not None
 
 

@@ -261,7 +261,7 @@ def _plane(layout: Layout, part: Field, base: int, width: int) -> Drawing:
 
 def _strips(layout: Layout, found: Sequence[Field], base: int, width: int) -> list[list[Field]]:
     """The fields in as few strips as have room for them, and those of much the same width."""
-    needed = [_part_width(layout, part, base) for part in found]
+    needed = [_part_width(layout, part, base, width) for part in found]
     best = _broken(found, needed, width)
     for limit in range(width, max(needed), -8):
         strips = _broken(found, needed, limit)
@@ -283,7 +283,8 @@ def _broken(found: Sequence[Field], needed: Sequence[int], limit: int) -> list[l
     return strips
 
 
-def _part_width(layout: Layout, part: Field, base: int) -> int:
+def _part_width(layout: Layout, part: Field, base: int, width: int) -> int:
+    """What a field needs, two of its values at least where there is room for them in ``width``."""
     start, content = base + part.offset, part.content
     if isinstance(content, Pad):
         return max(text_width(w, "label") for w in (*_pad_words(content), f"{start} {start + content.size}")) + 16
@@ -291,7 +292,8 @@ def _part_width(layout: Layout, part: Field, base: int) -> int:
     run = levels[-1] if levels else None
     first = _heading_width(str(start), ", ".join(leaves_of(content)))
     few = 2 if run and run.size.value and run.size.value > 1 else 1
-    values = few * value_width(content.content, run, start) + (SKIP if run else 0) + 2 * _PAD
+    each, rest = value_width(content.content, run, start), (SKIP if run else 0) + 2 * _PAD + 3
+    values = few * each + rest if few * each + rest <= width else min(each + rest, width)
     below_them = f"{how_many(layout, content.content, run, leaves_of(content)[0])} {start + content.size}"
     return max(first, values, text_width(below_them, "byte") + 20)
 
@@ -302,7 +304,7 @@ def _pad_words(pad: Pad) -> tuple[str, ...]:
 
 def _strip(layout: Layout, strip: Sequence[Field], base: int, width: int) -> Drawing:
     """Fields side by side: each as wide as it needs, and what is left in proportion to their bytes."""
-    least = [_part_width(layout, part, base) for part in strip]
+    least = [_part_width(layout, part, base, width) for part in strip]
     total = sum(part.content.size for part in strip)
     spare = max(0, width - sum(least))
     widths = [w + spare * part.content.size // total for w, part in zip(least, strip, strict=True)]

@@ -67,6 +67,13 @@ def line(x1: int, y1: int, x2: int, y2: int, kind: str) -> str:
     return f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="{kind}"/>'
 
 
+def arrow(width: int, height: int) -> Drawing:
+    """An arrow to the right, in the middle of a column."""
+    y, tip = height // 2, width - 6
+    shaft = line(6, y, tip, y, "arrow")
+    return Drawing(width, height, (shaft, f'<path d="M{tip - 6} {y - 5}L{tip} {y}L{tip - 6} {y + 5}" class="arrow"/>'))
+
+
 def paragraph(content: str, kind: str, width: int) -> Drawing:
     """Text broken into lines of at most ``width``."""
     step = SIZES[kind] + 5
@@ -144,6 +151,7 @@ def _colours(hues: Sequence[tuple[str, str, str]], sheet: str, box: str, ink: st
         f".hatch{{stroke:{faint};stroke-opacity:.35;fill:none}}",
         f".dot{{fill:{faint};fill-opacity:.5}}",
         f".half{{stroke:{faint}}}",
+        f".arrow{{stroke:{ink};stroke-width:2;fill:none}}",
     ]
     for i, (tint, strong, stroke) in enumerate(hues):
         lines.append(f".s{i}{{fill:{tint};stroke:{stroke}}}")

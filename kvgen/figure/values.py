@@ -74,7 +74,7 @@ def value_width(content: Holds, run: Level | None, base: int) -> int:
     last = int(run.size.value) - 1 if run and run.size.value else 0
     if content.pack:
         dims = codes_at(content, run, last)
-        return len(dims) * (max(text_width(f"dim {d}", "label") for d in (*dims, 10)) + 8) + 2
+        return len(dims) * (max(text_width(f"dim {d}", "label") for d in (*dims, 1000)) + 8) + 2
     label = f"{run.label} {last}" if run else ""
     return max(text_width(label, "label"), text_width(_range(content, base, last), "byte")) + 12
 
@@ -95,6 +95,8 @@ def _value(content: Holds, run: Level | None, base: int, index: int, x: int, wid
     for i, dim in enumerate(dims):
         middle = x + part * i + part // 2
         marks += [line(x + part * i, 0, x + part * i, 34, "half")] if i else []
-        marks.append(text(middle, 14, f"dim {dim}", "label", "middle"))
-        marks.append(text(middle, 29, f"bit {bits * i}–{bits * (i + 1) - 1}", "bit", "middle"))
+        where = f"{bits * i}–{bits * (i + 1) - 1}"
+        name = f"dim {dim}" if text_width(f"dim {dim}", "label") < part else str(dim)
+        marks.append(text(middle, 14, name, "label", "middle"))
+        marks.append(text(middle, 29, f"bit {where}" if len(dims) == 2 else where, "bit", "middle"))
     return [*marks, text(x + width // 2, 46, _range(content, base, index), "byte", "middle")]
