@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kvgen.axes import Digit
 from kvgen.layout import Buffer, Dim, Encoding, Holds, KernelHints, Layout, Pad, Place, Scale, Stream, Zero, leaves_of
@@ -228,18 +228,23 @@ def _slots(layout: Layout) -> Iterator[str]:
 
 
 def _schedule(layout: Layout) -> Iterator[str]:
-    parts = {"append": _hints(layout.schedule.append), "gather": _hints(layout.schedule.gather)}
-    given = {kind: _flow(hints) for kind, hints in parts.items() if hints}
+    parts = {"append": hints_text(layout.schedule.append), "gather": hints_text(layout.schedule.gather)}
+    given = {kind: text for kind, text in parts.items() if text != "{}"}
     if given:
         yield f"schedule: {_flow(given)}"
 
 
-def _hints(hints: KernelHints) -> dict[str, str]:
-    parts = {"tokens": hints.tokens, "heads": hints.heads, "num_warps": hints.num_warps}
+def hints_text(hints: KernelHints) -> str:
+    """A kernel's entry of ``schedule``: ``{tokens: 4, heads: all}``."""
+    parts: dict[str, object] = {"tokens": hints.tokens, "heads": hints.heads, "num_warps": hints.num_warps}
     if hints.few is not None:
         few = {"up_to": hints.few.up_to, "tokens": hints.few.tokens, "num_warps": hints.few.num_warps}
-        parts["few"] = _flow({name: str(value) for name, value in few.items() if value is not None})
-    return {name: str(value) for name, value in parts.items() if value is not None}
+        parts["few"] = _given(few)
+    return _given(parts)
+
+
+def _given(parts: Mapping[str, object]) -> str:
+    return _flow({name: str(value) for name, value in parts.items() if value is not None})
 
 
 def _flow(parts: dict[str, str]) -> str:

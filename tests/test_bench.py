@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kvgen import harness
-from kvgen.bench import plot, results, rivals, run, table, timing
+from kvgen.bench import compare, plot, results, rivals, run, table, timing
 from kvgen.bench.functions import FUNCTIONS
 from kvgen.bench.results import Row, Run, Timing
 from kvgen.bench.rivals import Rival
@@ -160,7 +160,10 @@ def test_an_adapter_that_agrees_is_timed():
 @pytest.mark.parametrize(
     ("adapter", "notes"),
     [
-        (adapters.off_by_one, [r"differs: byte \d+ and \d+ more of 65536 of key_cache", "gives 1 tensors, not 2"]),
+        (
+            adapters.off_by_one,
+            [r"differs: byte \d+ and \d+ more of 65536 of key_cache", "differs: it gives 1 tensors, not 2"],
+        ),
         (adapters.broken, ["raised RuntimeError: no kernel"] * 2),
     ],
 )
@@ -177,10 +180,10 @@ def test_an_adapter_that_differs_is_said_and_not_timed(adapter, notes):
 
 
 def test_differences_are_counted_over_parts(monkeypatch):
-    monkeypatch.setattr(run, "PART", 4)
+    monkeypatch.setattr(compare, "PART", 4)
     left, right = torch.zeros(11, dtype=torch.uint8), torch.zeros(11, dtype=torch.uint8)
     right[[5, 7, 10]] = 1
-    assert run._unequal(left, right) == "byte 5 and 2 more of 11"
+    assert compare._unequal(left, right) == "byte 5 and 2 more of 11"
 
 
 def test_rows_of_another_type_or_shape_differ():

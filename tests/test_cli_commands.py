@@ -331,7 +331,7 @@ def test_without_torch(folder):
 def test_version_and_help(folder):
     assert kvgen("--version") == Result(0, f"kvgen {__version__}\n", "")
     assert kvgen().code in (0, 2)
-    for command in ("build", "check", "list", "show", "new", "schema", "compile", "test", "bench", "explain"):
+    for command in ("build", "check", "list", "show", "new", "schema", "compile", "test", "bench", "tune", "explain"):
         result = kvgen(command, "--help")
         assert result.code == 0
         assert "Usage: kvgen " + command in result.out

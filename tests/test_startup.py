@@ -34,6 +34,7 @@ assert not heavy, heavy
         "compile --help",
         "test --help",
         "bench --help",
+        "tune --help",
     ],
 )
 def test_no_torch(tmp_path, command):

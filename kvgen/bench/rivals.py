@@ -80,7 +80,7 @@ def torch_indexing(task: Task) -> Call | None:
     """
     caches = _plain_caches(task)
     if caches is None or task.remap is not None:
-        return _torch_reference(task)
+        return torch_reference(task)
     sides = []
     for name, rows in task.streams.items():
         cache, index = _by_slot(caches[name], task.block_size)
@@ -97,11 +97,14 @@ def torch_indexing(task: Task) -> Call | None:
     return None
 
 
-def _torch_reference(task: Task) -> Call | None:
-    options = {"remap": task.remap, "layer": task.layer, "scales": task.scales}
+def torch_reference(task: Task) -> Call | None:
+    """kvgen's reference, which knows every layout."""
+    options: dict[str, Any] = {"remap": task.remap, "layer": task.layer, "scales": task.scales}
     given = (task.layout, task.buffers)
     if task.function == "append":
         return Eager(lambda: reference.append(task.layout, task.streams, task.buffers, task.slots, **options))
+    kinds = {rows.dtype for rows in task.outputs.values()}
+    options["dtype"] = kinds.pop() if len(kinds) == 1 else None
     if task.function == "gather":
         return Eager(lambda: tuple(reference.gather(*given, task.slots, **options).values()))
     if task.function == "gather_paged":

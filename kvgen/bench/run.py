@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvgen import harness
+from kvgen.bench.compare import difference, fill_pool, outcome
 from kvgen.bench.functions import Function, functions_of
 from kvgen.bench.results import OURS, Row, Timing
 from kvgen.bench.rivals import Call, Eager, Rival
@@ -17,9 +18,6 @@ from kvgen.bench.task import Scene, Task, number_of_sets
 from kvgen.bench.timing import Clock
 from kvgen.diagnostics import Diagnostic
 from kvgen.layout import Layout
-
-PART = 1 << 28
-"""Bytes that are looked through at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +70,9 @@ def _timings(
     scene: Scene, module: Any, function: Function, tasks: Sequence[Task], rivals: Sequence[Rival], clock: Clock | None
 ) -> Iterator[Timing]:
     if function.reads:
-        _fill(scene, module, tasks)
+        fill_pool(scene, module, tasks)
     ours = [function.call(module, task) for task in tasks]
-    expected = [_copy(tensor) for tensor in _run(scene, function, tasks[0], ours[0])]
+    expected = [x.clone(memory_format=torch.contiguous_format) for x in outcome(scene, function, tasks[0], ours[0])]
     yield _time(OURS, ours, clock)
     for rival in rivals:
         timing = _against(rival, scene, function, tasks, expected, clock)
@@ -90,8 +88,8 @@ def _against(
         first = rival.adapter(tasks[0])
         if first is None:
             return None
-        if difference := _difference(expected, _run(scene, function, tasks[0], first), tasks[0], function):
-            return Timing(rival.name, None, None, difference)
+        if found := difference(function, tasks[0], expected, outcome(scene, function, tasks[0], first)):
+            return Timing(rival.name, None, None, f"differs: {found}")
         return _time(rival.name, [first, *(rival.adapter(task) for task in tasks[1:])], clock)
     except Exception as error:  # somebody else's code may raise anything; the other rows are wanted all the same
         text = str(error).strip().splitlines()
@@ -105,49 +103,6 @@ def _time(name: str, calls: Sequence[Call], clock: Clock | None) -> Timing:
     if any(isinstance(call, Eager) for call in calls):
         return Timing(name, None, host, "not captured in a graph")
     return Timing(name, clock.device_time(calls), host)
-
-
-def _fill(scene: Scene, module: Any, tasks: Sequence[Task]) -> None:
-    """Put there what is to be read; what cannot be appended is read as it happens to be."""
-    scene.poison()
-    for function in functions_of(scene.layout, module, ["append"]):
-        for task in tasks:
-            function.call(module, task)()
-
-
-def _run(scene: Scene, function: Function, task: Task, call: Call) -> list[Tensor]:
-    function.prepare(scene, task)
-    return list(function.results(task, call()))
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def _difference(expected: list[Tensor], got: list[Tensor], task: Task, function: Function) -> str:
-    """What differs first, in words; empty if nothing does."""
-    names = list(task.streams) if function.reads else list(task.buffers)
-    if len(got) != len(expected):
-        return f"gives {len(got)} tensors, not {len(expected)}"
-    for name, ours, theirs in zip(names, expected, got, strict=True):
-        if not isinstance(theirs, Tensor) or theirs.shape != ours.shape or theirs.dtype != ours.dtype:
-            shape = f"{tuple(theirs.shape)} {theirs.dtype}" if isinstance(theirs, Tensor) else type(theirs).__name__
-            return f"differs: {name} is {shape}, not {tuple(ours.shape)} {ours.dtype}"
-        left, right = (x.contiguous().view(torch.uint8).flatten() for x in (ours, theirs))
-        if not torch.equal(left, right):
-            return f"differs: {_unequal(left, right)} of {name}"
-    return ""
-
-
-def _unequal(left: Tensor, right: Tensor) -> str:
-    """How many bytes are not the same and which is the first, part by part: pools are large."""
-    first, count = -1, 0
-    for number, parts in enumerate(zip(left.split(PART), right.split(PART), strict=True)):
-        unequal = parts[0] != parts[1]
-        if first < 0 and unequal.any():
-            first = number * PART + int(unequal.byte().argmax())
-        count += int(unequal.sum())
-    return f"byte {first} and {count - 1} more of {left.numel()}"
 
 
 def environment(device: str, rivals: Sequence[Rival]) -> tuple[str, dict[str, str]]:

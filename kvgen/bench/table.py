@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from kvgen.bench.candidates import Choice, mean
 from kvgen.bench.results import OURS, Row, Run, Timing
+from kvgen.canonical import hints_text
+
+if TYPE_CHECKING:
+    from kvgen.bench.tune import Trial
 
 
 def microseconds(time: float | None) -> str:
@@ -61,6 +67,25 @@ def _rival_cells(row: Row, timing: Timing | None, timed: bool) -> tuple[str, ...
     ratio = row.ratio(timing)
     device = microseconds(timing.device_us) + (f" ×{ratio:.2f}" if ratio is not None else "")
     return device, microseconds(timing.host_us)
+
+
+def trial_table(title: str, tried: Sequence[Trial], choice: Choice, shown: int) -> Table:
+    """Times of kvgen's own schedule, of the choice, and of the best others, a column for each number of tokens."""
+    counts = sorted(tried[0].times)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("schedule")
+    for count in counts:
+        table.add_column(str(count), justify="right")
+    table.add_column("mean", justify="right")
+    rows = [("kvgen's own", tried[0].times)]
+    if choice.hints is not None:
+        rows.append((f"chosen: {hints_text(choice.hints)}", choice.times))
+    others = sorted((trial for trial in tried[1:] if trial.times), key=lambda trial: mean(trial.times))
+    rows += [(hints_text(trial.hints), trial.times) for trial in others[:shown] if trial.hints]
+    for name, times in rows:
+        ratio = mean(times) / mean(tried[0].times)
+        table.add_row(name, *(microseconds(times[count]) for count in counts), f"{ratio:.0%}")
+    return table
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

@@ -19,6 +19,7 @@ from kvgen.cli.new import new
 from kvgen.cli.schema import schema
 from kvgen.cli.show import show
 from kvgen.cli.test import test
+from kvgen.cli.tune import tune
 from kvgen.diagnostics import KvgenError
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.command()(schema)
 app.command(name="compile")(compile_kernels)
 app.command()(test)
 app.command()(bench)
+app.command()(tune)
 app.command()(explain)
 
 

@@ -55,7 +55,7 @@ def bench(
 
     Results are compared, byte by byte, before anything is timed; what differs is said and not timed.
     """
-    counts = _counts(tokens, DRY_SWEEP if dry_run else SWEEP)
+    counts = token_counts(tokens, DRY_SWEEP if dry_run else SWEEP)
     if dry_run and (json_file or plot_file):
         raise typer.BadParameter("a dry run has no times to write", param_hint="--dry-run")
     if plot_file:
@@ -78,7 +78,7 @@ def bench(
             plot(result, plot_file)
 
 
-def _counts(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+def token_counts(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
     if text is None:
         return default
     words = [word for word in re.split(r"[,\s]+", text) if word]
@@ -126,7 +126,7 @@ def _measure(layouts: list[Layout], plan: Plan, clock: Clock | None, check: bool
     result = Run(name, time.strftime("%Y-%m-%d", time.gmtime()), versions, plan.pool_tokens, rate, add, ())
     typer.echo(table.heading(result))
     rows: list[Row] = []
-    with _progress(len(layouts)) as tell:
+    with progress(len(layouts)) as tell:
         for layout, module in _modules(layouts):
             own = _rows(layout, module, plan, clock, check, found, tell)
             if own:
@@ -175,8 +175,8 @@ def _rows(
 
 
 @contextmanager
-def _progress(layouts: int) -> Iterator[Callable[[str, bool], None]]:
-    """A bar on a terminal, nothing elsewhere: a function that is told what was done and whether a layout is through."""
+def progress(total: int) -> Iterator[Callable[[str, bool], None]]:
+    """A bar on a terminal, nothing elsewhere: a function that is told what was done and whether one of ``total`` is."""
     if not sys.stderr.isatty():
         yield lambda what, through: None
         return
@@ -185,7 +185,7 @@ def _progress(layouts: int) -> Iterator[Callable[[str, bool], None]]:
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=layouts)
+        task = bar.add_task("", total=total)
         yield lambda what, through: bar.update(task, description=what, advance=int(through))
 
 

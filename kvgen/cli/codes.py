@@ -9,7 +9,7 @@ from kvgen.catalog import CATALOG, Entry
 
 ENVIRONMENT = frozenset(
     {"KV101", "KV701", "KV702", "KV704", "KV709", "KV710", "KV712", "KV713", "KV714", "KV715"}
-    | {"KV742", "KV743", "KV744"}
+    | {"KV742", "KV743", "KV744", "KV746"}
 )
 """Codes that say the call or the machine is at fault, and nothing was found wrong: exit status 2."""
 
@@ -163,6 +163,18 @@ COMMANDS: dict[str, Entry] = {
         cause="Pools are as large as in use, so that nothing stays in caches, and compared with a copy.",
         example="",
         cure="Take a smaller pool with `--pool-tokens`, or fewer tokens with `--tokens`.",
+    ),
+    "KV745": Entry(
+        title="A schedule changes bytes",
+        cause="A kernel that is divided among programs in another way does not write or read what the reference does.",
+        example="",
+        cure="Report it, with the layout and the message. That is a mistake of kvgen's.",
+    ),
+    "KV746": Entry(
+        title="A layout's text cannot be edited",
+        cause="The file is written so that its `schedule:` cannot be replaced line by line: as one flow mapping, say.",
+        example="",
+        cure="Write the keys of the layout one below the other, or put the schedule there by hand.",
     ),
 }
 
