@@ -34,6 +34,10 @@ FOUND = {
     "cross_layer_hnd": "Engines that move one block of all layers at a time, between GPUs or to the host.",
     "cross_layer_nhd": "Engines that move one block of all layers at a time, between GPUs or to the host.",
     "flat_slots": "The token pools of SGLang and tokenspeed.",
+    "host_layer_first": "SGLang HiCache, the host side of its token pools.",
+    "host_page_direct": "SGLang HiCache, where pages are copied as they are.",
+    "host_page_first": "SGLang HiCache, where pages go to storage.",
+    "lmcache_2ltd": "LMCache, which keeps chunks of 256 tokens in tensors of this kind.",
     "mla": "DeepSeek V2 and V3.",
     "mla_assembled": "Engines that keep a key pool and a value pool for MLA too.",
     "mla_assembled_fp8": "Engines that keep a key pool and a value pool for MLA too.",
@@ -49,6 +53,7 @@ FOUND = {
     "pair_nhd": "FlashInfer's cache of five dimensions.",
     "stacked_nhd": "Older vLLM.",
     "swa_nhd": "Hybrid models, some layers of which see a sliding window only.",
+    "universal_tp": "Dynamo's block manager, between ranks of different tensor parallelism.",
 }
 """Where a layout is in use. One that is not here has no such line."""
 
