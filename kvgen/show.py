@@ -13,6 +13,7 @@ from kvgen.encodings import append_refusal
 from kvgen.layout import Buffer, Holds, Layout, Stream
 from kvgen.lower import SLOT_NUMBER, coalesce, lower
 from kvgen.plan import Step, View
+from kvgen.spelling import same_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,11 @@ def _stored(layout: Layout, stream: Stream) -> str | None:
 
 def _buffer(layout: Layout, buffer: Buffer, formulas: dict[str, Formula]) -> dict[str, Any]:
     shared = {name: {"bits": f.bits, "first": f.first_bit} for name, f in formulas.items() if f.bits}
+    other = same_as(layout, buffer.place)
     return {
         "name": buffer.name,
         "order": sizes.order(layout, buffer.place),
+        **({"same_as": other} if other else {}),
         "shape": [size.plain for size in sizes.shape(layout, buffer)],
         "strides": [stride.plain for stride in sizes.strides(layout, buffer)],
         "element_bytes": buffer.unit,
@@ -135,6 +138,7 @@ def _buffer_lines(layout: Layout, buffer: Buffer, facts: dict[str, Any]) -> list
     lines = [
         buffer.name,
         f"  order    {facts['order']}{record}",
+        *([f"  same as  {facts['same_as']}"] if "same_as" in facts else []),
         f"  shape    [{', '.join(map(str, facts['shape']))}] of {' or '.join(facts['dtypes'])}",
         f"  strides  [{', '.join(map(str, facts['strides']))}] elements at least; the tensor's own are used",
         f"  bytes    {facts['page_bytes']} a {name}, {facts['bytes_per_token']} a token",

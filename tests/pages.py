@@ -19,7 +19,7 @@ HTML comments right before a block say what is special about it:
     <!-- output -->                 a part of what the commands of the block before print
     <!-- diagram -->                text that is no output
     <!-- status: 1 -->              the last command of the block exits so
-    <!-- run by: PATH::TEST -->     a test runs it
+    <!-- run by: PATH::TEST -->     a test runs it; `run` and `output` may say to it how
     <!-- gpu: REASON -->            it cannot run without a GPU: only its syntax is checked
     <!-- slow: REASON -->           it runs with KVGEN_SLOW_DOCS=1 only
 """
@@ -121,7 +121,7 @@ def unrunnable(block: Block) -> str | None:
     return f"blocks of {block.language} are not run"
 
 
-MARKS = {"refused", "of", "file", "setup", "command", "output", "diagram", "status", "run by", "gpu", "slow"}
+MARKS = {"run", "refused", "of", "file", "setup", "command", "output", "diagram", "status", "run by", "gpu", "slow"}
 
 
 @dataclass
@@ -139,6 +139,8 @@ class Story:
         """Do what there is to do with a block."""
         if "file" in block.marks:
             self.file(block)
+        if "run by" in block.marks and block.language != "python":
+            return
         if "slow" in block.marks and not os.environ.get("KVGEN_SLOW_DOCS"):
             return
         if "gpu" in block.marks and block.language in SHELLS:

@@ -176,6 +176,33 @@ def test_splits_are_spelled_as_the_language_spells_them():
     assert value["shape"] == ["num_blocks", 4, 6, 6, 3]
 
 
+@pytest.mark.parametrize(
+    ("order", "fields"),
+    [
+        ("block slot head (kv dim)", "order: block slot head, fields: [{key: dim}, {value: dim}]"),
+        ("block (kv head slot dim)", "order: block, fields: [{key: head slot dim}, {value: head slot dim}]"),
+        (
+            "block slot (kv dim//2 head dim%2)",
+            "order: block slot, fields: [{key: dim//2 head dim%2}, {value: dim//2 head dim%2}]",
+        ),
+    ],
+)
+def test_a_pair_in_the_last_dimension_is_a_record(order, fields):
+    text = STACKED.replace("kv block slot head dim", order)
+    (pair,) = described(text)["buffers"]
+    assert pair["same_as"] == fields
+    (record,) = described(re.sub("{holds.*}", f"{{{fields}}}", text))["buffers"]
+    assert record["same_as"] == f"holds: [key, value], order: {order}"
+    for key in ("shape", "strides", "addresses", "dtypes"):
+        assert pair[key] == record[key]
+    assert f"\n  same as  {fields}\n" in show.text(load_text(text, "layout.yaml"))
+
+
+@pytest.mark.parametrize("text", [STACKED, RECORD, PLANAR, SPLIT, CODES.format(order="block slot head dim")])
+def test_others_have_one_spelling(text):
+    assert not [buffer for buffer in described(text)["buffers"] if "same_as" in buffer]
+
+
 def test_pool_size_counts_whole_blocks_and_layers():
     page = 2 * 2 * 2 * 4 * 2  # kv, slots, heads, dims, bytes
     assert described(STACKED, layers=3, tokens=5)["pool"] == {"layers": 3, "tokens": 5, "blocks": 3, "bytes": 9 * page}
