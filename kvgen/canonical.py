@@ -95,11 +95,11 @@ def _stream(layout: Layout, stream: Stream) -> dict[str, str]:
         parts["dtype"] = f"[{', '.join(stream.dtypes)}]"
     if stream.encoding is not None:
         parts |= {"rotate": stream.encoding.rotation} if stream.encoding.rotation else {}
-        parts |= _encoding(layout, stream.encoding)
+        parts |= _encoding(layout, stream, stream.encoding)
     return parts
 
 
-def _encoding(layout: Layout, encoding: Encoding) -> dict[str, str]:
+def _encoding(layout: Layout, stream: Stream, encoding: Encoding) -> dict[str, str]:
     if encoding.scale is None:
         return {"store": encoding.code}
     mode = MODES[encoding.mode]
@@ -110,7 +110,14 @@ def _encoding(layout: Layout, encoding: Encoding) -> dict[str, str]:
         parts["clamp"] = f"[{encoding.clamp[0]}, {encoding.clamp[1]}]"
     if encoding.zero is not None and (zero := _zero(encoding.zero)):
         parts["zero"] = _flow(zero)
-    return {"quant": _flow(parts | {"scale": _flow(_scale(layout, encoding.scale, mode))})}
+    other = _owner(stream, encoding.scale)
+    return {"quant": _flow(parts | {"scale": other or _flow(_scale(layout, stream, encoding.scale, mode))})}
+
+
+def _owner(stream: Stream, scale: Scale) -> str | None:
+    """The other stream whose scale it is, None of the stream's own."""
+    owner = scale.name.partition(".")[0]
+    return None if owner == stream.name else owner
 
 
 def _zero(zero: Zero) -> dict[str, str]:
@@ -121,7 +128,7 @@ def _zero(zero: Zero) -> dict[str, str]:
     return parts | ({"clamped": "true"} if zero.clamped else {})
 
 
-def _scale(layout: Layout, scale: Scale, mode: Mode) -> dict[str, str]:
+def _scale(layout: Layout, stream: Stream, scale: Scale, mode: Mode) -> dict[str, str]:
     """What the scale varies over and where it comes from, then whatever its mode does not imply."""
     parts = {"per": per(layout, scale) or "[]", "source": "dynamic" if scale.dynamic else "static"}
     if scale.dtype != mode.scale_dtype:
@@ -135,17 +142,19 @@ def _scale(layout: Layout, scale: Scale, mode: Mode) -> dict[str, str]:
     implied = ("scale", mode.floor) if mode.floor else (None, 0.0)
     if scale.dynamic and (scale.floor_on, scale.floor) != implied:
         parts["floor"] = f"{{{scale.floor_on}: {_number(scale.floor)}}}" if scale.floor_on else "none"
-    if scale.dynamic and (outer := _outer(layout, scale.scale, mode)):
+    if scale.dynamic and (outer := _outer(layout, stream, scale.scale, mode)):
         parts["scale"] = outer
     said = {"arithmetic": scale.arithmetic, "given": scale.given, "encode": scale.encode}
     default = {"arithmetic": "divide", "given": "scale", "encode": "stored"}
     return parts | {key: word for key, word in said.items() if word != default[key]}
 
 
-def _outer(layout: Layout, scale: Scale | None, mode: Mode) -> str | None:
+def _outer(layout: Layout, stream: Stream, scale: Scale | None, mode: Mode) -> str | None:
     """The scale of a scale, where it is not what its mode implies."""
     if scale is None:
         return "none" if mode.counted else None
+    if other := _owner(stream, scale):
+        return other
     if scale.axes:
         return _flow({"per": per(layout, scale)})
     return None if mode.counted else "{per: []}"

@@ -116,8 +116,8 @@ CATALOG: dict[str, Entry] = {
     "KV204": Entry(
         title="Not supported yet",
         cause=(
-            "The word belongs to the language, but this version of kvgen does nothing with it: scales shared by "
-            "streams, static scales over a zero, fused appends, transfers and regions."
+            "The word belongs to the language, but this version of kvgen does nothing with it: static scales "
+            "over a zero, fused appends, transfers and regions."
         ),
         example=("streams:\n  key: {quant: {mode: int4_asymmetric, scale: {per: [], source: static}}}\n  value: key"),
         cure="Do without it, or use a version that supports it.",
@@ -221,6 +221,19 @@ CATALOG: dict[str, Entry] = {
         ),
         example=("streams:\n  key: {dim: 96, rotate: hadamard, store: float8_e4m3fn}\n  value: {}"),
         cure="Store the stream without the rotation, or in another mode.",
+    ),
+    "KV215": Entry(
+        title="A scale that cannot be shared",
+        cause=(
+            "In the place of a scale stands the name of another stream, whose static scale it is. That must be an "
+            "argument of the stream's own, of the type that the mode takes, over axes that both streams have alike."
+        ),
+        example=(
+            "streams:\n"
+            "  key: {quant: {mode: fp8_e4m3, scale: {per: token}}}\n"
+            "  value: {quant: {mode: fp8_e4m3, scale: key}}"
+        ),
+        cure="Write the scale out, or name the stream that has it.",
     ),
     "KV301": Entry(
         title="A spelling mistake in an order",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvgen.axes import Axis
 from kvgen.diagnostics import Diagnostic
-from kvgen.layout import Encoding, Layout, Scale, Zero
+from kvgen.layout import Encoding, Layout, Scale, Stream, Zero
 from kvgen.orders import OrderError, Term, divisor, parse_order
 from kvgen.quant import MODES, Mode
 from kvgen.source import Location, Source
@@ -26,7 +26,8 @@ class Encodings:
     """Resolves the encoding of one stream; ``problems`` collects what is wrong with it.
 
     ``axes`` are all that its scale may vary over. ``broken_params`` were reported before: what uses them has
-    ``failed`` without a problem of its own.
+    ``failed`` without a problem of its own. ``specs`` and ``streams`` are what is written of other streams, by name,
+    and what it means; None of those that are wrong.
     """
 
     source: Source
@@ -35,6 +36,8 @@ class Encodings:
     axes: Mapping[str, Axis]
     params: Mapping[str, int]
     broken_params: frozenset[str] = frozenset()
+    specs: Mapping[str, StreamSpec | None] = field(default_factory=dict)
+    streams: Callable[[str], Stream | None] = lambda name: None
     problems: list[Diagnostic] = field(default_factory=list)
     failed: bool = False
 
@@ -135,6 +138,8 @@ class Encodings:
 
     def _scale(self, quant: QuantSpec, mode: Mode, clamp: tuple[int, int] | None) -> Scale | None:
         spec = quant.scale
+        if isinstance(spec, str):
+            return self._shared(spec, quant, mode)
         axes = self._per(quant, mode)
         if axes is None:
             return None
@@ -176,6 +181,46 @@ class Encodings:
             scale=self._outer(spec.scale, mode, names) if dynamic else None,
         )
 
+    def _shared(self, name: str, quant: QuantSpec, mode: Mode) -> Scale | None:
+        """The static scale of another stream, which is this one's too."""
+        scale = self._scale_of(name, _SCALE, lambda stream: stream.scale)
+        self._check_groups(mode, scale.axes)
+        if mode.by_norm:
+            self._report("KV215", f"the scale of {quant.mode} is made of the values: it is no static one", *_SCALE)
+        elif mode.group is not None and scale.dtype != mode.scale_dtype:
+            self._report("KV215", f"the scale of `{name}` is {scale.dtype}, that of {quant.mode} is not", *_SCALE)
+        return scale
+
+    def _scale_of(self, name: str, where: tuple[str, ...], part: Callable[[Stream], Scale | None]) -> Scale:
+        """The static ``part`` of another stream; raises _Unsure where there is none, after reporting why."""
+        if name not in self.specs or name == self.name:
+            others = [other for other in self.specs if other != self.name]
+            message = "a scale cannot be its own" if name == self.name else f"unknown stream `{name}`"
+            self._report("KV206", message, *where, hint=suggestion(name, others))
+            raise _Unsure
+        spec = self.specs[name]
+        if spec is not None and spec.quant is not None and isinstance(spec.quant.scale, str):
+            hint = f"name `{spec.quant.scale}`"
+            self._report("KV215", f"the scale of `{name}` is that of another stream itself", *where, hint=hint)
+            raise _Unsure
+        stream = self.streams(name)
+        if stream is None:
+            raise _Unsure
+        scale = part(stream)
+        if scale is None or scale.dynamic or scale.stored:
+            message = f"`{name}` has no static scale that is an argument, which could be shared"
+            self._report("KV215", message, *where, hint="write the scale out: `{per: ..., source: ...}`")
+            raise _Unsure
+        if differs := next((axis for axis in scale.axes if self._extent(axis.name) != axis.extent), None):
+            message = f"the scale of `{name}` varies over `{differs.name}`, which is another one here"
+            self._report("KV215", message, *where)
+            raise _Unsure
+        return scale
+
+    def _extent(self, axis: str) -> int | None:
+        """The extent of an axis, 0 of one that the stream does not have."""
+        return self.axes[axis].extent if axis in self.axes else 0
+
     def _number(self, quant: QuantSpec, mode: Mode) -> tuple[str, str]:
         """The element type of the scale, and its grid."""
         spec = quant.scale
@@ -193,6 +238,11 @@ class Encodings:
         """The static scale that a scale over the axes ``inner`` is counted in."""
         if spec == "none" or (spec is None and not mode.counted):
             return None
+        if isinstance(spec, str):
+            where = (*_SCALE, "scale")
+            shared = self._scale_of(spec, where, lambda stream: stream.scale and stream.scale.scale)
+            self._check_outer_heads(shared.axes, inner, where)
+            return shared
         where = (*_SCALE, "scale", "per")
         found = self._axes(() if spec is None else spec.per, where)
         if found is None:
@@ -200,10 +250,14 @@ class Encodings:
         if others := [axis.name for axis in found if axis.name not in ("head", "layer")]:
             message = f"a scale of a scale varies over `head` and `layer` at most, not over `{others[0]}`"
             self._report("KV306", message, *where)
-        elif "head" in {axis.name for axis in found} - inner:
+        else:
+            self._check_outer_heads(found, inner, where)
+        return Scale(f"{self.name}.scale.scale", found, dynamic=False, dtype="float32", stored=False, code_range=1.0)
+
+    def _check_outer_heads(self, axes: tuple[Axis, ...], inner: set[str], where: tuple[str, ...]) -> None:
+        if "head" in {axis.name for axis in axes} - inner:
             message = "a scale that all heads share is counted in one that differs between them"
             self._report("KV306", message, *where, hint="let the scale vary over `head` too, or leave `head` out here")
-        return Scale(f"{self.name}.scale.scale", found, dynamic=False, dtype="float32", stored=False, code_range=1.0)
 
     def _check_groups(self, mode: Mode, axes: tuple[Axis, ...]) -> None:
         """What shares a byte, or is rotated, is put together in tiles, whose sides are powers of two."""

@@ -159,6 +159,8 @@ class _Resolver:
             {axis.name: axis for axis in (*self.common(), *found, self.layers())},
             self.spec.params,
             self.broken("params"),
+            {other: self.stream_spec(other) for other in self.spec.streams} if spec.quant else {},
+            self.stream,
         )
         encoding = encodings.encoding()
         if encodings.failed:

@@ -110,8 +110,10 @@ def _stored(layout: Layout, stream: Stream) -> str | None:
     if scale is None:
         return encoding.code + rotated
     kind = "dynamic" if scale.dynamic else "static"
+    owner = scale.name.partition(".")[0]
+    shared = "" if owner == stream.name else f", that of {owner}"
     refused = ", never appended" if append_refusal(layout, stream.name) else ""
-    return f"{encoding.mode} with a {kind} scale per {per(layout, scale) or 'tensor'}{rotated}{refused}"
+    return f"{encoding.mode} with a {kind} scale per {per(layout, scale) or 'tensor'}{shared}{rotated}{refused}"
 
 
 def _buffer(layout: Layout, buffer: Buffer, formulas: dict[str, Formula]) -> dict[str, Any]:

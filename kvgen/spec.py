@@ -18,7 +18,6 @@ from kvgen.values import (
     CASTS,
     DEFAULT_DTYPES,
     LARGEST,
-    NONE,
     SCALE_DTYPES,
     ZERO_DTYPES,
     Clamp,
@@ -80,9 +79,9 @@ class OuterScaleSpec(_Model):
         return {} if data is None else data
 
 
-OuterOrNone = Annotated[
-    Annotated[OuterScaleSpec, Tag("(scale)")] | Annotated[str, *NONE, Tag("(none)")],
-    Discriminator(lambda value: "(none)" if isinstance(value, str) else "(scale)"),
+OuterScale = Annotated[
+    Annotated[OuterScaleSpec, Tag("(scale)")] | Annotated[str, Tag("(name)")],
+    Discriminator(lambda value: "(name)" if isinstance(value, str) else "(scale)"),
 ]
 
 
@@ -111,15 +110,20 @@ class ScaleSpec(_Model):
     encode: Annotated[str | None, *choice("stored", "exact")] = Field(
         None, description="Codes are made with the scale as it is stored, or as it was before it was rounded."
     )
-    scale: OuterOrNone | None = Field(None, description="A static scale that this one is counted in, or `none`.")
+    scale: OuterScale | None = Field(
+        None, description="A static scale that this one is counted in; the stream whose one it shares; or `none`."
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _of_its_own(cls, data: object) -> object:
-        if isinstance(data, str):
-            message = "sharing the scale of another stream is not supported by this version of kvgen"
-            raise fail("KV204", message, "write the scale out: `{per: ..., source: ...}`")
+    def _nothing_said(cls, data: object) -> object:
         return {} if data is None else data
+
+
+ScaleOrStream = Annotated[
+    Annotated[ScaleSpec, Tag("(scale)")] | Annotated[str, Tag("(name)")],
+    Discriminator(lambda value: "(name)" if isinstance(value, str) else "(scale)"),
+]
 
 
 class ZeroSpec(_Model):
@@ -146,7 +150,9 @@ class QuantSpec(_Model):
     )
     clamp: Clamp = Field(None, description="The smallest and the largest integer code.")
     zero: ZeroSpec | None = Field(None, description="What lies under codes that count from the lowest value up.")
-    scale: ScaleSpec = Field(ScaleSpec(), description="What codes are multiplied by to give values.")
+    scale: ScaleOrStream = Field(
+        ScaleSpec(), description="What codes are multiplied by to give values, or the stream whose static scale it is."
+    )
 
 
 class StreamSpec(_Model):
@@ -316,9 +322,9 @@ def read_spec(source: Source) -> Reading:
 
 
 def _location(steps: Location) -> Location:
-    """Pydantic's location without the tags it puts after the name of a stream, a scale's scale and a field's index."""
+    """Pydantic's location without the tags it puts after the name of a stream, a scale and a field's index."""
     tags = {2} if steps[0] == "streams" else {i for i in range(1, len(steps)) if isinstance(steps[i - 1], int)}
-    tags |= {6} if steps[0] == "streams" and steps[3:6] == ("quant", "scale", "scale") else set()
+    tags |= {i for i in (5, 7) if steps[0] == "streams" and steps[i - 1 : i] == ("scale",)}
     return tuple(step for i, step in enumerate(steps) if i not in tags)
 
 

@@ -124,16 +124,6 @@ def choice(*words: str) -> tuple[PlainValidator, WithJsonSchema]:
     return PlainValidator(check), WithJsonSchema({"enum": list(words)})
 
 
-def _none(value: object) -> str:
-    if value == "none":
-        return "none"
-    raise fail("KV203", f"expected a mapping or `none`, got {shown(value)}")
-
-
-NONE = (PlainValidator(_none), WithJsonSchema({"const": "none"}))
-"""Annotations of a word that stands for no mapping."""
-
-
 def dtype_of(known: Collection[str], what: str = "dtype") -> tuple[PlainValidator, WithJsonSchema]:
     """Annotations of an element type, one of those known."""
 

@@ -44,7 +44,8 @@ class FakeModule:
 
     def _tables(self, streams: list[str], rest: list[Any], options: dict[str, Any]) -> dict[str, Any]:
         """Options of the reference: the remap table and the static scales that stand behind the slots, or are named."""
-        names = [scale.argument for s in self.layout.streams if s.name in streams for scale in scale_arguments(s)]
+        used = [scale for s in self.layout.streams if s.name in streams for scale in scale_arguments(s)]
+        names = list(dict.fromkeys(scale.argument for scale in used))
         remap = [rest.pop(0)] if self.layout.slots.remap else [None]
         scales = dict(zip(names, rest, strict=False))
         given = {name: value for name, value in options.items() if name.endswith("_scale")}
@@ -63,7 +64,7 @@ class FakeModule:
 
     def _scale_shape(self, argument: str) -> tuple[int, ...]:
         scales = [scale for stream in self.layout.streams for scale in scale_arguments(stream)]
-        (scale,) = [s for s in scales if s.argument == argument]
+        scale = next(s for s in scales if s.argument == argument)
         return tuple(-(-axis.extent // axis.step) for axis in scale.axes) or (1,)
 
     def write(self, sources, buffers, slots, **options: Any) -> None:

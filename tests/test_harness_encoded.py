@@ -19,6 +19,7 @@ from kvgen.layout import Layout
 from kvgen.quant import fp8, int8, rows, scales
 from kvgen.resolve import load_text
 from tests.fake_module import FakeModule
+from tests.generated import module_of
 
 HEAD = """
 axes: {head: 3, dim: 12}
@@ -414,3 +415,15 @@ def test_the_interpreter_widens_exactly_while_cases_run() -> None:
     assert interpreter._convert_float is original
     with exact_widening("cuda"):
         assert interpreter._convert_float is original
+
+
+def test_a_scale_that_streams_share_is_one_argument() -> None:
+    """A module passes that takes it once; one that takes another for the value is told."""
+    layout = layout_of("shared", static("fp8_e4m3", "head"), "{quant: {mode: int8, scale: key}}", BESIDE)
+    wanted = ["append/T7", "append/scales1", "append/refuses_value_scale_superfluous", "append_value/T7", "gather/T7"]
+    known = {case.name for case in harness.cases(layout)}
+    found = harness.run(layout, module_of(layout), only=known.intersection(wanted))
+    assert found.ok, str(found)
+    assert len(found.results) >= 4
+    apart = layout_of("apart", static("fp8_e4m3", "head"), static("int8", "head"), BESIDE)
+    assert not harness.run(layout, module_of(apart), only=["append/T7"]).ok

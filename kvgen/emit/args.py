@@ -58,10 +58,10 @@ def _pointer(name: str, dtype: str) -> Arg:
 
 
 def argument_scales(layout: Layout, plan: Plan) -> list[Scale]:
-    """The static scales that a function is handed, in the order of its streams."""
+    """The static scales that a function is handed, in the order of its streams; one that these share is one."""
     scales = [layout.stream(name).scale for name in plan.streams]
     scales = [part for scale in scales if scale is not None for part in (scale, scale.scale) if part is not None]
-    return [scale for scale in scales if not scale.stored]
+    return list({scale.name: scale for scale in scales if not scale.stored}.values())
 
 
 def rotated(layout: Layout, plan: Plan) -> tuple[str, ...]:

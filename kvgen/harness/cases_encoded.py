@@ -33,7 +33,7 @@ def encoded_cases(layout: Layout) -> Iterator[Case]:
     encoded = [s for s in layout.streams if s.encoding]
     if not encoded:
         return
-    scales = [scale for s in encoded for scale in scale_arguments(s)]
+    scales = list({scale.name: scale for s in encoded for scale in scale_arguments(s)}.values())
     apart = any(append_refusal(layout, s.name) for s in encoded)  # there is no call that writes all
     for stream in encoded if apart else [None]:
         function = f"append_{stream.name}" if stream else "append"

@@ -45,7 +45,7 @@ def static_scales(layout: Layout, sizes: Sizes, device: str, variant: int) -> di
     found = {}
     for index, stream in enumerate(layout.streams):
         for scale in scale_arguments(stream):
-            found[scale.argument] = _static(scale, stream, sizes, index + variant).to(device)
+            found.setdefault(scale.argument, _static(scale, stream, sizes, index + variant).to(device))
     return found
 
 

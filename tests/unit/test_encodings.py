@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from kvgen.axes import Axis, Digit
+from kvgen.canonical import canonical
 from kvgen.diagnostics import KvgenError
+from kvgen.emit.args import argument_scales
 from kvgen.layout import Dim, Encoding, Field, Holds, Layout, Leaf, Place, Record, Scale
+from kvgen.lower import lower
 from kvgen.resolve import load, load_text
 
 LAYOUTS = Path(__file__).parents[2] / "layouts"
@@ -413,3 +416,31 @@ def test_names_that_a_scale_has_taken(name: str, per: str):
     assert codes("int8", f"per: {per}", buffers) == ["KV205"]
     assert layout("store: float16, dtype: [float16, bfloat16]", buffers.partition(", s")[0]).buffers[0].name == name
     assert quant("int8", f"per: {per}", buffers.replace(name, "key_scales")).buffers[0].name == "key_scales"
+
+
+SHARED = """
+name: shared
+axes: {head: 2, dim: 16}
+block_size: 4
+streams:
+  key: {quant: {mode: fp8_e4m3, scale: {per: head, source: static, given: inverse, arithmetic: multiply}}}
+  value: {quant: {mode: int8, scale: key}}
+  latent: {quant: {mode: nvfp4, scale: {scale: rope}}}
+  rope: {quant: {mode: nvfp4}}
+buffers:
+  a: {order: token head, fields: [key, value]}
+  b: {order: token head, fields: [latent, latent.scale, rope, rope.scale]}
+"""
+
+
+def test_scales_that_streams_share():
+    found = load_text(SHARED)
+    assert found.stream("value").scale is found.stream("value").encoding.scale
+    assert found.stream("value").scale == found.stream("key").scale
+    assert found.stream("latent").scale.scale == found.stream("rope").scale.scale
+    assert found.stream("latent").scale.name == "latent.scale"
+    assert "value: {quant: {mode: int8, scale: key}}" in canonical(found)
+    assert "source: dynamic, scale: rope}" in canonical(found)
+    assert load_text(canonical(found)) == found
+    append = next(plan for plan in lower(found) if plan.name == "append")
+    assert [scale.argument for scale in argument_scales(found, append)] == ["key_scale", "rope_scale_scale"]

@@ -228,7 +228,7 @@ def test_schema_takes_shorthands(text: str, validator):
         "streams: {key: {quant: {mode: int8, scale: {floor: 1.0}}}}",
         "streams: {key: {quant: {mode: int8, scale: {floor: {amax: 1, scale: 1}}}}}",
         "streams: {key: {quant: {mode: int8, scale: {scale: {floor: none}}}}}",
-        "streams: {key: {quant: {mode: nvfp4, scale: {scale: one}}}}",
+        "streams: {key: {quant: {mode: nvfp4, scale: {scale: [one]}}}}",
         "streams: {key: {quant: {mode: int8, clamp: [1]}}}",
     ],
 )
