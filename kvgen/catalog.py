@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """``example`` holds the lines of a layout that show the mistake, the rest of it being sound; it may be empty."""
+    """``example`` holds the lines of a layout that show the mistake, the rest of it being sound.
+
+    Or it is a session: lines of a shell, each after ``$ ``, the last of which meets the mistake.
+    """
 
     title: str
     cause: str
@@ -23,13 +26,13 @@ CATALOG: dict[str, Entry] = {
     "KV101": Entry(
         title="A file cannot be read",
         cause="The file does not exist, is a folder, or may not be read.",
-        example="",
+        example="$ mkdir pages\n$ kvgen show pages",
         cure="Check the path and its permissions.",
     ),
     "KV102": Entry(
         title="A file is too large to be a layout",
         cause="Layouts are a page of text; more than 256 KiB are not read.",
-        example="",
+        example="$ head -c 300000 /dev/zero | tr '\\0' ' ' > large.yaml\n$ kvgen check large.yaml",
         cure="Check that the path is that of a layout.",
     ),
     "KV103": Entry(
@@ -38,13 +41,13 @@ CATALOG: dict[str, Entry] = {
             "The file holds bytes that are not UTF-8, or control characters: a binary file, or text in "
             "another encoding."
         ),
-        example="",
+        example="$ printf 'name: \\377' > latin.yaml\n$ kvgen check latin.yaml",
         cure="Save the file as UTF-8.",
     ),
     "KV104": Entry(
         title="A file is empty",
         cause="There is nothing in the file but comments.",
-        example="",
+        example="$ echo '# nothing yet' > empty.yaml\n$ kvgen check empty.yaml",
         cure="Begin with `name:`, or let `kvgen new` write a layout.",
     ),
     "KV105": Entry(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.cli.codes import ENTRIES, ENVIRONMENT
 from kvgen.quant import MODES
 from kvgen.spec import RESERVED, QuantSpec, ScaleSpec, Spec, StreamSpec
 from kvgen.values import CASTS, ITEMSIZE, SCALE_DTYPES
@@ -86,6 +87,17 @@ def test_check_names_the_page_that_is_out_of_date(tmp_path: Path, monkeypatch: p
     assert make_docs.main([]) == 0
     assert not (tmp_path / "gallery" / "gone.svg").exists()
     assert make_docs.main(["--chek"]) == 2
+
+
+@pytest.mark.parametrize("code", sorted(ENTRIES))
+def test_every_code_has_an_example(code: str) -> None:
+    """Sessions meet their mistake, but for those that need what is not everywhere; layouts are tried by the page."""
+    example = ENTRIES[code].example
+    assert example
+    if example.startswith("$ ") and code not in make_docs.ELSEWHERE:
+        status, said = make_docs.session(example)
+        assert f"error[{code}]" in said
+        assert status == (2 if code in ENVIRONMENT else 1)
 
 
 def test_the_gallery_speaks_of_shipped_layouts_only() -> None:

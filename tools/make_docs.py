@@ -8,15 +8,23 @@ Neither torch nor triton is needed.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import shlex
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvgen import show  # noqa: E402
 from kvgen.catalog import Entry  # noqa: E402
+from kvgen.cli import main as main_command  # noqa: E402
 from kvgen.cli.codes import ENTRIES, ENVIRONMENT  # noqa: E402
 from kvgen.diagnostics import KvgenError, render_text  # noqa: E402
 from kvgen.figure import figure  # noqa: E402
@@ -76,6 +84,12 @@ GROUPS = {
     "KV73": "The harness",
     "KV74": "Benchmarks",
 }
+
+ELSEWHERE = frozenset(
+    {"KV712", "KV713", "KV714", "KV715", "KV721", "KV722", "KV723"}
+    | {"KV731", "KV741", "KV742", "KV743", "KV744", "KV745", "KV746"}
+)
+"""Codes whose sessions need torch, a GPU or a compiler: they are shown without what is said."""
 
 WRITTEN = "<!-- Written by `python tools/make_docs.py`; edit {source}, not this file. -->"
 
@@ -153,11 +167,45 @@ def errors() -> str:
 def _entry(code: str, entry: Entry) -> list[str]:
     status = " *Status 2.*" if code in ENVIRONMENT else ""
     lines = [f'<a id="{code.lower()}"></a>', "", f"### {code}: {entry.title}", "", entry.cause + status]
-    if entry.example:
+    if entry.example.startswith("$ "):
+        said = [] if code in ELSEWHERE else session(entry.example)[1].splitlines()
+        lines += ["", "```console", *entry.example.splitlines(), *said, "```"]
+    else:
         mark = [f"<!-- refused: {code} -->"] if "name:" in entry.example else []
         lines += ["", *mark, "```yaml", *entry.example.splitlines(), "```"]
         lines += ["", "```text", *_said(code, entry.example), "```"]
     return [*lines, "", f"Cure: {entry.cure}"]
+
+
+def session(lines: str) -> tuple[int, str]:
+    """Exit status and output of the last line of a session, in a new folder: what a user is told there."""
+    *before, last = (line.removeprefix("$ ") for line in lines.splitlines())
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            for line in before:
+                _run(line)
+            return _run(last)
+        finally:
+            os.chdir(here)
+
+
+def _run(line: str) -> tuple[int, str]:
+    if not line.startswith("kvgen "):
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+        return 0, done.stdout
+    output = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", shlex.split(line)),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
+        try:
+            main_command()
+        except SystemExit as exit_:
+            return int(exit_.code or 0), output.getvalue()
+    return 0, output.getvalue()
 
 
 def _said(code: str, example: str) -> list[str]:

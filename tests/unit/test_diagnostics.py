@@ -99,7 +99,7 @@ def test_entries_are_whole(code: str):
     assert entry.cure.endswith(".")
 
 
-@pytest.mark.parametrize("code", [code for code in LAYOUT_CODES if CATALOG[code].example])
+@pytest.mark.parametrize("code", [code for code in LAYOUT_CODES if CATALOG[code].example[:2] != "$ "])
 def test_examples_show_their_mistake(code: str):
     example = CATALOG[code].example
     given = {line.split(":")[0] for line in example.splitlines()}
