@@ -88,6 +88,7 @@ def compile_all(
             key = json.dumps([sources[spec.name], job], sort_keys=True, default=str)
             jobs.setdefault(key, {**job, "module": layout})
             owners.setdefault(key, []).append((layout, spec.label))
+    _refuse_unknown(targets)
     version, results = _run(texts, list(jobs.values()), targets)
     report: Report = {layout: {} for layout in kernels}
     for key, by_target in zip(jobs, results, strict=True):
@@ -118,12 +119,30 @@ def _sources(text: str) -> dict[str, str]:
     return {name: "\n".join(ast.unparse(definitions[part]) for part in closure(name, {})) for name in functions}
 
 
+def _refuse_unknown(targets: Sequence[str]) -> None:
+    """KvgenError with all targets that the compilers do not know: some crash them, of others they blame the kernel."""
+    problems = []
+    for target in targets:
+        if target in TARGETS:
+            continue
+        command = [sys.executable, "-m", "kvgen.compile_worker", target]
+        found = subprocess.run(command, env=_environment(), capture_output=True, text=True, check=False)
+        if found.returncode and "ModuleNotFoundError" not in found.stderr:
+            hint = f"they know {', '.join(TARGETS)}, and others"
+            problems.append(Diagnostic("KV713", f"the compilers of Triton know no GPU {target}", hint=hint))
+    if problems:
+        raise KvgenError(*problems)
+
+
+def _environment() -> dict[str, str]:
+    """That of a worker: where this is set the interpreter replaces the compiler, and a user may have it for tests."""
+    return {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+
 def _run(
     texts: Mapping[str, str], jobs: Sequence[dict[str, Any]], targets: Sequence[str]
 ) -> tuple[str, list[dict[str, Result]]]:
     """Deal the jobs to the workers and put their answers back in order."""
-    # The interpreter replaces the compiler when this is set, and a user may have it set for tests.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     results: list[dict[str, Result]] = [{} for _ in jobs]
     version = ""
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +156,7 @@ def _run(
             request, answer = Path(folder) / f"{number}.work.json", Path(folder) / f"{number}.done.json"
             request.write_text(json.dumps(work), encoding="utf-8")
             command = [sys.executable, "-m", "kvgen.compile_worker", str(request), str(answer)]
-            process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            process = subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             workers.append((share, answer, process))
         for share, answer, process in workers:
             _, errors = process.communicate()

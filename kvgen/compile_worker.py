@@ -1,5 +1,7 @@
 """A process that compiles kernels: ``python -m kvgen.compile_worker WORK.json DONE.json``.
 
+With a target in the place of the files it compiles next to nothing for that GPU, and fails if it is not known.
+
 It is a process of its own because Triton decides at import whether it compiles or interprets, and because the commands
 that need no GPU stay free of torch.
 """
@@ -16,10 +18,21 @@ from types import ModuleType
 from typing import Any
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kvgen.assembly import cubin_resources, gcn_accesses, gcn_resources, ptx_accesses, uses_stack
+
+
+@triton.jit
+def _probe(pointer):
+    tl.store(pointer, tl.sum(tl.load(pointer + tl.arange(0, 128)), 0))
+
+
+def probe(target: str) -> None:
+    """Compile a kernel with a sum across threads, which differs most from one GPU to the next."""
+    triton.compile(ASTSource(fn=_probe, signature={"pointer": "*fp32"}), target=gpu_target(target))
 
 
 def main(request: str, answer: str) -> None:
@@ -96,4 +109,4 @@ def _cuobjdump(cubin: bytes, option: str) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (probe if len(sys.argv) == 2 else main)(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Adapters for ``kvgen bench --against``: one that is right, and some that are wrong."""
+"""What ``kvgen bench`` compares with in tests: adapters and functions that are right, and some that are wrong."""
 
 from __future__ import annotations
 
@@ -41,3 +41,14 @@ def never(task):
 
 
 number = 5
+
+
+def write(key, value, key_cache, value_cache, slots):
+    size = key_cache.shape[1]
+    key_cache[slots // size, slots % size] = key
+    value_cache[slots // size, slots % size] = value
+
+
+def read(key_cache, value_cache, slots):
+    size = key_cache.shape[1]
+    return tuple(cache[slots // size, slots % size] for cache in (key_cache, value_cache))

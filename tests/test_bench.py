@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kvgen import harness
+from kvgen.against import parse
 from kvgen.bench import compare, plot, results, rivals, run, table, timing
 from kvgen.bench.functions import FUNCTIONS
 from kvgen.bench.results import Row, Run, Timing
@@ -102,7 +103,7 @@ def test_streams_are_slices_of_one_projection():
 def test_a_pool_is_as_large_as_asked_and_never_too_small():
     assert Scene(shipped("paged_nhd"), "cpu", 1, 1000).sizes.blocks == 62
     assert Scene(shipped("cross_layer_nhd"), "cpu", 1, 1024).sizes.blocks == 16  # of four layers
-    assert Scene(shipped("paged_nhd"), "cpu", 300, 16).sizes.blocks == 20
+    assert Scene(shipped("paged_nhd"), "cpu", 300, 16).sizes.blocks == 36  # pairs of 18
 
 
 def test_open_extents_are_likely_ones():
@@ -127,7 +128,7 @@ def test_sets_do_not_fit_into_the_cache_together():
 @pytest.mark.parametrize("name", ["paged_x_vector", "mla_fp8_record", "cross_layer_nhd", "nhd_int4_group", "swa_nhd"])
 def test_torch_finds_the_same_bytes(name):
     rows = measured(name, 3, against=[TORCH])
-    functions = ["gather", "gather_paged"] if name == "nhd_int4_group" else ["append", "gather", "gather_paged"]
+    functions = [f.name for f in FUNCTIONS if f.name != "append" or name != "nhd_int4_group"]
     assert [row.function for row in rows] == functions
     assert [[t.name for t in row.timings] for row in rows] == [["kvgen", "torch"]] * len(functions)
     assert [t.note for row in rows for t in row.timings] == [""] * 2 * len(functions)
@@ -135,18 +136,20 @@ def test_torch_finds_the_same_bytes(name):
 
 def test_prompts_too():
     rows = measured(load_text(SMALL), 270, against=[TORCH])
-    assert [(row.function, row.bytes) for row in rows] == [(f.name, 270 * 128) for f in FUNCTIONS]
+    assert [row.function for row in rows] == [f.name for f in FUNCTIONS]
+    assert [row.bytes for row in rows] == [270 * 128] * 3 + [2 * 67 * 4 * 64, 67 * 4 * 64]
     assert all(timing.note == "" for row in rows for timing in row.timings)
 
 
 def test_of_a_shard_nothing_is_gathered_by_pages():
     rows = measured("context_parallel_nhd", 1)
-    assert [row.function for row in rows] == ["append", "gather"]
+    assert [row.function for row in rows] == ["append", "gather", "copy_blocks", "zero_blocks"]
 
 
 def test_an_adapter_that_agrees_is_timed():
     clock = FakeClock()
-    rows = measured("paged_nhd", 2, against=[Rival("mine", adapters.right)], clock=clock)
+    functions = ("append", "gather", "gather_paged")
+    rows = measured("paged_nhd", 2, functions=functions, against=[Rival("mine", adapters.right)], clock=clock)
     assert [[(t.name, t.device_us, t.host_us, t.note) for t in row.timings] for row in rows] == [
         [("kvgen", 10.0, 4.0, ""), ("mine", 20.0, 4.0, "")],
         [("kvgen", 30.0, 4.0, ""), ("mine", 40.0, 4.0, "")],
@@ -289,11 +292,63 @@ def test_known_rivals_are_those_that_are_installed(monkeypatch):
     assert [(rival.name, rival.version) for rival in rivals.known_rivals()] == [("torch", ""), ("flashinfer", "0.6.18")]
 
 
+PAGES = """
+name: pages
+axes: {head: 2, dim: 8}
+block_size: 4
+buffers:
+"""
+PLAIN = "  k: {holds: key, order: head (block slot) dim}\n  v: {holds: value, order: block slot head dim}\n"
+PADDED = "  p: {order: block slot, fields: [{order: head, fields: [key, value]}, {pad: 8}]}\n"
+
+
+@pytest.mark.parametrize(("buffers", "others"), [(PLAIN, ["torch"]), (PADDED, [])])
+def test_pages(buffers, others):
+    """What padding becomes is not the same: torch takes no part there."""
+    clock = FakeClock()
+    rows = measured(
+        load_text(PAGES + buffers), 9, functions=("copy_blocks", "zero_blocks"), against=[TORCH], clock=clock
+    )
+    assert [(row.function, row.bytes) for row in rows] == [("copy_blocks", 2 * 2 * 256), ("zero_blocks", 2 * 256)]
+    assert [[(t.name, t.note) for t in row.timings[1:]] for row in rows] == [[(name, "") for name in others]] * 2
+
+
+def test_pages_that_are_not_copied_differ():
+    def lazy(task):
+        return lambda: None
+
+    rows = measured(load_text(PAGES + PLAIN), 9, functions=("copy_blocks",), against=[Rival("lazy", lazy)])
+    assert rows[0].timings[1].note.startswith("differs: byte ")
+
+
+@pytest.mark.parametrize(
+    ("target", "function", "note"),
+    [
+        ("tests.rivals:write", "append", ""),
+        ("append=tests.rivals:write(key, value, key_cache, value_cache, slots=slot_mapping)", "append", ""),
+        (
+            "append=tests.rivals:write(value, key, key_cache, value_cache, slots=slot_mapping)",
+            "append",
+            "differs: byte ",
+        ),
+        ("gather=tests.rivals:read(key_cache, value_cache, slots)", "gather", ""),
+        ("gather=tests.rivals:read", "gather", "raised TypeError: read() got an unexpected keyword argument 'out'"),
+    ],
+)
+def test_functions_that_are_called_as_the_generated_ones(target, function, note):
+    module = module_of(shipped("paged_nhd"))
+    rival = rivals.against(parse(target), module)
+    rows = measured("paged_nhd", 3, functions=("append", "gather"), against=[rival])
+    found = {row.function: row.timing(target) for row in rows}
+    assert found.pop(function).note.startswith(note) if note else found.pop(function).note == ""
+    assert list(found.values()) == [None]
+
+
 def test_adapters_by_name():
-    assert rivals.load_rival("tests.rivals:right") == Rival("tests.rivals:right", adapters.right)
+    assert rivals.load_adapter("tests.rivals:right") == Rival("tests.rivals:right", adapters.right)
     for name in ("nowhere:f", "tests.rivals:nothing", "tests.rivals", "tests.rivals:number", ":", ""):
         with pytest.raises(KvgenError) as caught:
-            rivals.load_rival(name)
+            rivals.load_adapter(name)
         assert [d.code for d in caught.value.diagnostics] == ["KV742"]
 
 
@@ -502,12 +557,15 @@ def timed(monkeypatch):
 
 def test_a_run_is_printed_and_written(folder, timed):
     arguments = ("bench", "paged_nhd", "--tokens", "2", "--function", "append", "--no-check", "--pool-tokens", 64)
-    result = kvgen(*arguments, "--against", "tests.rivals:right", "--json", "a/b.json", "--plot", "a/b.svg")
+    arguments += ("--adapter", "tests.rivals:right", "--against", "tests.rivals:write")
+    result = kvgen(*arguments, "--json", "a/b.json", "--plot", "a/b.svg")
     assert (result.code, result.err) == (0, "")
     assert "a copy runs at 4.00 TB/s; slots.add_(0) takes 4.00 µs of its caller" in result.out.splitlines()[0]
     assert "append         2  16,384      10.0   1.6       0%     4.00  20.0 ×2.00" in result.out
     written = results.from_json(Path("a/b.json").read_text(), "")
-    assert [timing.name for timing in written.rows[0].timings] == ["kvgen", "torch", "tests.rivals:right"]
+    assert [timing.name for timing in written.rows[0].timings] == [
+        *("kvgen", "torch", "tests.rivals:right", "tests.rivals:write")
+    ]
     assert (written.pool_tokens, written.copy_rate, written.add_us) == (64, 4e12, 4.0)
     assert Path("a/b.svg").exists()
 
@@ -567,8 +625,10 @@ def test_memory_that_is_too_small_ends_a_layout_not_the_run(folder, timed, monke
         (["--tokens", "0"], 2, "is no list of numbers"),
         (["--tokens", ""], 2, "is no list of numbers"),
         (["--dry-run", "--json", "x.json"], 2, "a dry run has no times to write"),
-        (["--dry-run", "--against", "nowhere:f"], 2, "error[KV742]: nowhere:f cannot be imported"),
+        (["--dry-run", "--adapter", "nowhere:f"], 2, "error[KV742]: nowhere:f cannot be imported"),
         (["--dry-run", "--function", "nothing"], 2, "error[KV710]"),
+        (["--dry-run", "--against", "a b"], 2, "error[KV715]"),
+        (["--dry-run", "--against", "mix=tests.rivals:write"], 2, "error[KV715]"),
     ],
 )
 def test_called_wrongly(folder, monkeypatch, arguments, code, said):

@@ -255,6 +255,16 @@ def test_test_runs_cases_and_says_so(folder):
     assert re.fullmatch(r"paged_nhd +cpu, seed 0: \d+ passed\n", result.stdout)
 
 
+def test_seeds_are_bounded(folder):
+    for seed in ("-1", str(2**32), "1" + 30 * "0"):
+        result = kvgen("test", "paged_nhd", "--device", "cpu", "--seed", seed)
+        assert result.code == 2
+        assert "--seed" in result.err
+        assert ("4294967295" in result.err) == (seed != "-1")
+    result = run("test", "paged_nhd", "--device", "cpu", "--case", "append/T1", "--seed", str(2**32 - 1))
+    assert result.stdout.endswith("cpu, seed 4294967295: 1 passed\n")
+
+
 def test_test_of_a_case_that_nobody_has(folder):
     result = run("test", "paged_nhd", "--device", "cpu", "--case", "nonsense")
     assert (result.returncode, result.stdout) == (2, "")

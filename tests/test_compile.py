@@ -121,6 +121,38 @@ def test_a_kernel_that_does_not_compile_is_a_finding():
     assert problem.message.startswith("a _broken_kernel sm_90: ")
 
 
+@pytest.mark.parametrize("targets", [["sm_999"], ["gfx9ff", "sm_90", "sm_999"]])
+def test_a_gpu_that_nobody_knows(targets):
+    with pytest.raises(KvgenError) as caught:
+        compile_report.compile_all({"a": MODULE}, {"a": [Spec()]}, targets)
+    assert [(d.code, d.message) for d in caught.value.diagnostics] == [
+        ("KV713", f"the compilers of Triton know no GPU {target}") for target in targets if target != "sm_90"
+    ]
+
+
+def test_other_gpus_that_are_known():
+    _, report = compile_report.compile_all({"a": MODULE}, {"a": [Spec()]}, ["sm_121"])
+    assert report["a"]["_copy_kernel"]["sm_121"].stores == {"16": 1}
+
+
+def test_what_few_tokens_change_is_compiled_too():
+    from kvgen.emit import kernels
+    from kvgen.resolve import load
+
+    def forms(name, kernel="_append_kernel"):
+        return [
+            (s.form, s.constexprs.get("TOKENS"), s.num_warps)
+            for s in kernels(load(ROOT / "layouts" / f"{name}.yaml"))
+            if s.name == kernel
+        ]
+
+    assert forms("paged_nhd") == [("", None, 4)]
+    assert forms("paged_x_vector") == [("", 16, 2), ("few tokens", 1, 2)]
+    assert forms("nhd_fp8_token_head") == [("", None, 1), ("few warps", None, 4)]
+    assert forms("mla_fp8_record") == [("", 4, 2), ("few tokens", 1, 2)]
+    assert [form for form, _, _ in forms("paged_x_vector_fp8")] == ["", "few tokens"]
+
+
 def test_equal_kernels_are_told_by_code_not_by_comments():
     plain, commented = (
         compile_report._sources(MODULE),

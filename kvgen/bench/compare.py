@@ -31,7 +31,7 @@ def outcome(scene: Scene, function: Function, task: Task, call: Callable[[], Any
 
 def difference(function: Function, task: Task, expected: Sequence[Tensor], got: Sequence[Tensor]) -> str:
     """What differs first, in words; empty if nothing does."""
-    names = list(task.streams) if function.reads else list(task.buffers)
+    names = list(task.outputs) if function.reads else list(task.buffers)
     if len(got) != len(expected):
         return f"it gives {len(got)} tensors, not {len(expected)}"
     for name, want, have in zip(names, expected, got, strict=True):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from kvgen.bench import traffic
-from kvgen.bench.task import POISON, Scene, Task, fill, storage_bytes
+from kvgen.bench.task import POISON, Scene, Task, fill, storage_bytes, whole_blocks
 from kvgen.layout import Layout
 
 Arguments = tuple[list[Any], dict[str, Any]]
@@ -17,17 +17,22 @@ Arguments = tuple[list[Any], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function by its ``name``: the arguments of a call, the bytes it moves, and whether it reads the pool.
+    """A function by its ``name``: the arguments of a call, and the bytes that it moves in a scene.
 
-    What it leaves is the pool, or with ``reads`` the outputs. ``applies``: whether it does a token's whole work in one
-    call here.
+    ``writes`` is what it leaves: the ``outputs``, the ``pool``, or ``pages`` of it. ``applies``: whether it does a
+    token's whole work in one call here.
     """
 
     name: str
     arguments: Callable[[Task], Arguments]
-    moved: Callable[[Layout, Mapping[str, int], int, Mapping[str, str]], int]
-    reads: bool = False
+    moved: Callable[[Scene, int], int]
+    writes: Literal["pool", "outputs", "pages"] = "pool"
     applies: Callable[[Layout], bool] = lambda layout: True
+
+    @property
+    def reads(self) -> bool:
+        """Whether it takes tokens out of the pool."""
+        return self.writes == "outputs"
 
     def call(self, module: Any, task: Task) -> Callable[[], Any]:
         """A call of the module's function on a task, its arguments ready."""
@@ -36,16 +41,18 @@ class Function:
         return lambda: function(*positional, **options)
 
     def prepare(self, scene: Scene, task: Task) -> None:
-        """Poison what a call is to write."""
-        if self.reads:
+        """Poison what a call is to write; pages that are copied differ from each other."""
+        if self.writes == "pool":
+            scene.poison()
+        elif self.writes == "pages":
+            scene.scramble()
+        else:
             for tensor in task.outputs.values():
                 fill(tensor, POISON)
-        else:
-            scene.poison()
 
     def results(self, task: Task, returned: Any) -> Iterable[Tensor]:
         """What a call left: rows, those it ``returned`` or else the outputs; or every byte of the pool."""
-        if not self.reads:
+        if self.writes != "outputs":
             return [storage_bytes(tensor) for tensor in task.buffers.values()]
         if returned is None:
             return list(task.outputs.values())
@@ -79,11 +86,42 @@ def _out(task: Task) -> dict[str, Any]:
     return _layer(task) | {"out": out if len(out) > 1 else out[0]}
 
 
+def _copy_blocks(task: Task) -> Arguments:
+    return [*task.buffers.values(), task.pairs], {}
+
+
+def _zero_blocks(task: Task) -> Arguments:
+    return [*task.buffers.values(), task.pairs[:, 1].contiguous()], {}
+
+
+def _appended(scene: Scene, tokens: int) -> int:
+    return traffic.appended(scene.layout, scene.extents, tokens, scene.dtypes)
+
+
+def _gathered(scene: Scene, tokens: int) -> int:
+    return traffic.gathered(scene.layout, scene.extents, tokens, scene.dtypes)
+
+
+def _zeroed(scene: Scene, tokens: int) -> int:
+    blocks = whole_blocks(tokens, scene.sizes.block_size)
+    return traffic.pages(scene.layout, scene.extents, blocks, scene.sizes.layers)
+
+
+def _copied(scene: Scene, tokens: int) -> int:
+    return 2 * _zeroed(scene, tokens)
+
+
+def _unsharded(layout: Layout) -> bool:
+    """Of a sharded cache a paged gather finds the tokens of one rank alone."""
+    return layout.slots.shard is None
+
+
 FUNCTIONS = (
-    Function("append", _append, traffic.appended),
-    Function("gather", _gather, traffic.gathered, reads=True),
-    # Of a sharded cache it finds the tokens of one rank alone.
-    Function("gather_paged", _gather_paged, traffic.gathered, True, lambda layout: layout.slots.shard is None),
+    Function("append", _append, _appended),
+    Function("gather", _gather, _gathered, "outputs"),
+    Function("gather_paged", _gather_paged, _gathered, "outputs", _unsharded),
+    Function("copy_blocks", _copy_blocks, _copied, "pages"),
+    Function("zero_blocks", _zero_blocks, _zeroed, "pages"),
 )
 
 

@@ -1,9 +1,10 @@
 """What generated functions are compared with: PyTorch's indexing, kernels of installed libraries, anybody's function.
 
-An adapter takes a ``Task`` and gives a function without arguments that does the same work, or None where it cannot.
-What it prepares is not timed. The function writes into ``task.buffers``; of a gather it returns the rows of every
-stream in the order of ``task.streams`` (a tensor or a tuple), or fills ``task.outputs`` and returns None. Wrapped in
-``Eager`` it is never captured in a graph, and has a host time only.
+A function that is called as the generated one is needs no more than its name (``kvgen.against`` has the notation).
+Others need an adapter: it takes a ``Task`` and gives a function without arguments that does the same work, or None
+where it cannot. What it prepares is not timed. The function writes into ``task.buffers``; of a gather it returns the
+rows of every stream in the order of ``task.streams`` (a tensor or a tuple), or fills ``task.outputs`` and returns None.
+Wrapped in ``Eager`` it is never captured in a graph, and has a host time only.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvgen import reference
+from kvgen.against import Target, stand_in
+from kvgen.bench.functions import FUNCTIONS
 from kvgen.bench.task import Task
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import Pad, Place, Stream
@@ -55,7 +59,23 @@ def known_rivals() -> list[Rival]:
     return found
 
 
-def load_rival(name: str) -> Rival:
+def against(target: Target, module: ModuleType) -> Rival:
+    """A function that stands in for one of ``module``, which is generated. KvgenError as ``stand_in`` raises it."""
+    own = getattr(stand_in([target], module), target.function)
+
+    def adapter(task: Task) -> Call | None:
+        if task.function != target.function:
+            return None
+        function = next(function for function in FUNCTIONS if function.name == task.function)
+        positional, options = function.arguments(task)
+        if target.arguments is not None and "out" not in target.names:
+            options.pop("out", None)
+        return lambda: own(*positional, **options)
+
+    return Rival(target.text, adapter)
+
+
+def load_adapter(name: str) -> Rival:
     """The adapter that ``module:function`` names. KvgenError if it cannot be imported."""
     module, _, function = name.partition(":")
     try:
@@ -78,6 +98,8 @@ def torch_indexing(task: Task) -> Call | None:
 
     A paged gather is given its slots: what it costs to find them is not counted.
     """
+    if task.function in ("copy_blocks", "zero_blocks"):
+        return _torch_pages(task)
     caches = _plain_caches(task)
     if caches is None or task.remap is not None:
         return torch_reference(task)
@@ -112,6 +134,22 @@ def torch_reference(task: Task) -> Call | None:
         options |= {"starts": task.starts, "total_tokens": len(task.slots)}
         return Eager(lambda: tuple(reference.gather_paged(*given, *tables, **options).values()))
     return None
+
+
+def _torch_pages(task: Task) -> Call | None:
+    """``cache[to] = cache[from]`` of every buffer, where a dimension starts with blocks and nothing is padded."""
+    layout, sides = task.layout, []
+    for buffer in layout.buffers:
+        axes = [[digit.axis for digit in dim.digits] for dim in buffer.place.dims]
+        found = [i for i, names in enumerate(axes) if names[:1] == ["block"] and names.count("block") == 1]
+        if len(found) != 1 or sum(names.count("block") for names in axes) != 1 or _pads(buffer.place):
+            return None
+        blocks = task.buffers[buffer.name].unflatten(found[0], (task.blocks, -1))
+        sides.append((blocks, found[0]))
+    source, target = task.pairs.unbind(1)
+    if task.function == "zero_blocks":
+        return lambda: [cache.index_fill_(dim, target, 0) for cache, dim in sides]
+    return lambda: [cache.index_copy_(dim, target, cache.index_select(dim, source)) for cache, dim in sides]
 
 
 def flashinfer_append(task: Task) -> Call | None:
@@ -195,6 +233,15 @@ def _fills(place: Place | Pad) -> bool:
     if isinstance(place, Pad):
         return place.fill is not None
     return any(_fills(field.content) for field in getattr(place.content, "fields", ()))
+
+
+def _pads(place: Place | Pad) -> bool:
+    """Whether there are bytes in it that nothing is stored in."""
+    if isinstance(place, Pad):
+        return place.fill is None
+    return place.pitch != getattr(place.content, "size", place.pitch) or any(
+        _pads(field.content) for field in getattr(place.content, "fields", ())
+    )
 
 
 def _typed(view: ByteView, dtype: torch.dtype) -> Tensor | None:

@@ -58,7 +58,7 @@ def measure(layout: Layout, module: Any, plan: Plan, clock: Clock | None) -> Ite
         torch.cuda.empty_cache()  # of the harness and of the layout before
     scene = Scene(layout, plan.device, max(plan.tokens), plan.pool_tokens)
     for tokens in plan.tokens:
-        moved = {f.name: f.moved(layout, scene.extents, tokens, scene.dtypes) for f in functions}
+        moved = {f.name: f.moved(scene, tokens) for f in functions}
         sets = number_of_sets(min(moved.values()), plan.cache_bytes) if clock else 1
         tasks = scene.tasks(tokens, sets)
         for function in functions:

@@ -35,15 +35,18 @@ class Task:
     """One call of ``function``: T tokens, their slots, and where those lie by request.
 
     ``streams`` by name, ``[T, *axes]``: what is appended, slices of one fused projection where there are heads.
-    ``buffers`` by name: the pool, the same in every task. ``outputs``: what a gather fills, shaped like ``streams``.
+    ``buffers`` by name: the pool of ``blocks`` of ``block_size`` slots, the same in every task. ``outputs``: what a
+    gather fills, shaped like ``streams``.
     ``slots [T]`` int64, distinct. Token t is at ``positions[t]`` of request ``request_ids[t]`` (int64), whose row of
     ``block_table [R, columns]`` (int32) names its blocks; request r has tokens from ``starts[r]`` up to ``seq_lens[r]``
     (int32), which are those of rows ``cu_seq_lens[r]`` to ``cu_seq_lens[r + 1]`` (int32). ``scales`` are the static
     ones that are arguments, by name; ``remap`` the table of a layout that has one; ``layer`` None without layers.
+    ``pairs [n, 2]`` int64 are the blocks to copy and to overwrite, all distinct, as many as so many tokens fill.
     """
 
     function: str
     layout: Layout
+    blocks: int
     block_size: int
     streams: dict[str, Tensor]
     buffers: dict[str, Tensor]
@@ -58,6 +61,7 @@ class Task:
     scales: dict[str, Tensor]
     remap: Tensor | None
     layer: int | None
+    pairs: Tensor
 
     def of(self, function: str) -> Task:
         """The same tensors for another function."""
@@ -83,6 +87,12 @@ class Scene:
     def extents(self) -> dict[str, int]:
         """Extents that the layout leaves open, and that of ``slot``."""
         return {"slot": self.sizes.block_size, **self.sizes.dynamic}
+
+    def scramble(self) -> None:
+        """Fill the whole pool with bytes that differ from place to place, the same ones every time."""
+        for tensor in self.buffers.values():
+            generator = torch.Generator(self.device).manual_seed(0)
+            storage_bytes(tensor).random_(generator=generator)
 
     def poison(self, byte: int = POISON) -> None:
         """Fill the whole pool, but for static scales that lie in it."""
@@ -116,6 +126,7 @@ class Scene:
         return Task(
             "",
             self.layout,
+            self.sizes.blocks,
             size,
             streams,
             self.buffers,
@@ -130,7 +141,12 @@ class Scene:
             self.scales,
             self.remap,
             self.layer,
+            self._pairs(tokens, generator),
         )
+
+    def _pairs(self, tokens: int, generator: torch.Generator) -> Tensor:
+        blocks = torch.randperm(self.sizes.blocks, generator=generator, device=self.device)
+        return blocks[: 2 * whole_blocks(tokens, self.sizes.block_size)].view(-1, 2)
 
     def _requests(self, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Block table, first position and number of tokens of every request: whole prompts, or one token each."""
@@ -173,10 +189,16 @@ def bench_sizes(layout: Layout, most: int, pool_tokens: int) -> Sizes:
     block_size = layout.block_size or math.lcm(likely("slot"), interleave)
     layers = 1 if layout.layers is None else layout.layers.extent or likely("layer")
     prompts, decode = -(-most // PROMPT) * -(-min(most, PROMPT) // block_size), -(-min(most, FEW) // block_size)
-    # One more than they take: a block with a slot that nobody may use is left out.
-    blocks = max(pool_tokens // block_size // layers, prompts + 1, decode + 1)
+    # One more than tokens take: a block with a slot that nobody may use is left out.
+    pairs = 2 * whole_blocks(most, block_size)
+    blocks = max(pool_tokens // block_size // layers, prompts + 1, decode + 1, pairs)
     step = steps.get("block", 1)
     return Sizes(-(-blocks // step) * step, block_size, layers, {axis: likely(axis) for axis in ("head", "dim")})
+
+
+def whole_blocks(tokens: int, block_size: int) -> int:
+    """How many blocks so many tokens fill, one at the least."""
+    return max(tokens // block_size, 1)
 
 
 def source_dtype(stream: Stream) -> str:

@@ -33,6 +33,13 @@ def gathered(layout: Layout, sizes: Mapping[str, int], tokens: int, dtypes: Mapp
     return _total(tokens, dense(layout, sizes, dtypes) + stored(layout, sizes, leaves, once=True))
 
 
+def pages(layout: Layout, sizes: Mapping[str, int], blocks: int, layers: int) -> int:
+    """Bytes of whole blocks in all layers and places: all that tokens have there, and padding that is filled."""
+    leaves = {leaf.name for leaf in layout.leaves}
+    token = stored(layout, sizes, leaves) + _filled(layout, sizes)
+    return _total(blocks * sizes["slot"] * layers, token)
+
+
 def dense(layout: Layout, sizes: Mapping[str, int], dtypes: Mapping[str, str]) -> Fraction:
     """Bytes of a token outside the cache."""
     return Fraction(sum(values(stream, sizes) * ITEMSIZE[dtypes[stream.name]] for stream in layout.streams))

@@ -72,8 +72,8 @@ def _module(layout: Layout) -> ModuleType:
 
 
 def _tasks(scene: Scene, function: Function, tokens: int, plan: Plan) -> list[Task]:
-    moved = function.moved(scene.layout, scene.extents, tokens, scene.dtypes)
-    return [task.of(function.name) for task in scene.tasks(tokens, number_of_sets(moved, plan.cache_bytes))]
+    count = number_of_sets(function.moved(scene, tokens), plan.cache_bytes)
+    return [task.of(function.name) for task in scene.tasks(tokens, count)]
 
 
 def _trial(

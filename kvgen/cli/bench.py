@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvgen.against import Target, parse
 from kvgen.cli.common import OutputFormat, PathsArgument, console_width, find_layouts, load_all, reporting
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import Layout
@@ -41,7 +42,15 @@ def bench(
         list[str] | None, typer.Option(help="Time this function alone (append, gather …); may be repeated.")
     ] = None,
     against: Annotated[
-        list[str] | None, typer.Option(help="Compare with this adapter, module:function; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="[FUNCTION=]MODULE:NAME[(ARGUMENTS)]",
+            help="Compare with this function, called as the generated one is; may be repeated.",
+        ),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE:NAME", help="Compare with what this adapter makes of a task; may be repeated."),
     ] = None,
     pool_tokens: Annotated[int, typer.Option(min=0, help="Slots of the pool, over all layers.")] = POOL_TOKENS,
     check: Annotated[bool, typer.Option(help="Run the harness first, and do not time what it finds wrong.")] = True,
@@ -65,13 +74,14 @@ def bench(
     with reporting(OutputFormat.TEXT) as found:
         layouts = [layout for _, layout in load_all(find_layouts(paths))]
         device, clock = device_and_clock(dry_run)
-        rivals = _rivals(against or [])
+        targets = [parse(target) for target in against or []]
+        rivals = _rivals(adapter or [])
         _check_functions(function or [])
         from kvgen.bench.run import Plan, last_level_cache
 
         size = 0 if dry_run else pool_tokens
         plan = Plan(device, counts, tuple(function) if function else None, rivals, size, last_level_cache(device))
-        result = _measure(layouts, plan, clock, check, found)
+        result = _measure(layouts, plan, targets, clock, check, found)
         if json_file:
             _write_json(result, json_file)
         if plot_file:
@@ -100,10 +110,10 @@ def device_and_clock(dry_run: bool) -> tuple[str, Clock | None]:
 
 
 def _rivals(names: list[str]) -> tuple[Rival, ...]:
-    from kvgen.bench.rivals import known_rivals, load_rival
+    from kvgen.bench.rivals import known_rivals, load_adapter
 
     sys.path.insert(0, os.getcwd())  # an adapter may lie where the command is called
-    return (*known_rivals(), *map(load_rival, names))
+    return (*known_rivals(), *map(load_adapter, names))
 
 
 def _check_functions(names: list[str]) -> None:
@@ -115,10 +125,18 @@ def _check_functions(names: list[str]) -> None:
         raise KvgenError(Diagnostic("KV710", message, hint=f"there are {', '.join(known)}"))
 
 
-def _measure(layouts: list[Layout], plan: Plan, clock: Clock | None, check: bool, found: list[Diagnostic]) -> Run:
+def _measure(
+    layouts: list[Layout],
+    plan: Plan,
+    targets: list[Target],
+    clock: Clock | None,
+    check: bool,
+    found: list[Diagnostic],
+) -> Run:
     """Every row of every layout; tables are printed as they are done. What is not timed is among ``found``."""
     from kvgen.bench import run, table
     from kvgen.bench.results import Run
+    from kvgen.bench.rivals import against
 
     name, versions = run.environment(plan.device, plan.rivals)
     rate = clock.copy_rate() if clock else None
@@ -128,7 +146,12 @@ def _measure(layouts: list[Layout], plan: Plan, clock: Clock | None, check: bool
     rows: list[Row] = []
     with progress(len(layouts)) as tell:
         for layout, module in _modules(layouts):
-            own = _rows(layout, module, plan, clock, check, found, tell)
+            try:
+                others = tuple(against(target, module) for target in targets)
+            except KvgenError as error:
+                found += error.diagnostics
+                continue
+            own = _rows(layout, module, replace(plan, rivals=plan.rivals + others), clock, check, found, tell)
             if own:
                 _print(own, rate)
             rows += own

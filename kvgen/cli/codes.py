@@ -94,7 +94,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "KV713": Entry(
         title="There is no such device",
-        cause="`--device cuda` was asked for, or something is to be timed, and torch finds no GPU.",
+        cause="torch finds no GPU, or Triton's compilers do not know the one that was named.",
         example="$ kvgen test paged_nhd --device cuda  # where there is no GPU",
         cure="Test with `--device cpu`; benchmarks do all but the timing with `--dry-run`.",
     ),
@@ -150,9 +150,9 @@ COMMANDS: dict[str, Entry] = {
         cure="`kvgen test LAYOUT` says what differs. `kvgen bench --no-check` times it all the same.",
     ),
     "KV742": Entry(
-        title="Something to compare with cannot be imported",
-        cause="`--against` names no module that Python finds, or nothing in it that can be called.",
-        example="$ kvgen bench paged_nhd --against nowhere:append",
+        title="An adapter cannot be imported",
+        cause="`--adapter` names no module that Python finds, or nothing in it that can be called.",
+        example="$ kvgen bench paged_nhd --adapter nowhere:append",
         cure="Write `module:function`, with the module in this folder or on PYTHONPATH.",
     ),
     "KV743": Entry(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvgen.harness import Report
 
 
+LARGEST_SEED = 2**32 - 1  # what is made of it must be one of torch's
+
 SHOWN = 3
 """Failures of a layout that are printed for people; programs get them all."""
 
@@ -30,7 +32,7 @@ class Device(StrEnum):
 def test(
     paths: PathsArgument = None,
     device: Annotated[Device | None, typer.Option(help="Where to run; by default a GPU if there is one.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="What every random number follows from.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="What every random number follows from.")] = 0,
     case: Annotated[
         list[str] | None, typer.Option(help="Run this case, or the cases of this function; may be repeated.")
     ] = None,

@@ -73,10 +73,12 @@ def _pointers(signature: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
-    roles = {arg.role for arg in kernel.args}
+    sched, counted = kernel.schedule, any(arg.role == "tokens" for arg in kernel.args)
     yield _spec(kernel, "", {})
-    if "tokens" in roles:
-        yield _spec(kernel, "few tokens", {"tokens": kernel.schedule.few_tokens})
+    if counted:
+        yield _spec(kernel, "few tokens", {"tokens": sched.few_tokens}, sched.few_warps)
+    if sched.few_warps != sched.num_warps and (sched.some > sched.few or not counted):
+        yield _spec(kernel, "few warps", {}, sched.few_warps)
     for arg in kernel.args:
         if arg.role == "flag":
             yield _spec(kernel, arg.value, {arg.value: True})
@@ -84,7 +86,7 @@ def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
             yield _spec(kernel, arg.value, {"optional": arg.type})
 
 
-def _spec(kernel: Kernel, form: str, chosen: Mapping[str, object]) -> KernelSpec:
+def _spec(kernel: Kernel, form: str, chosen: Mapping[str, object], num_warps: int | None = None) -> KernelSpec:
     plain = {
         "tile": DYNAMIC_TILE,
         "tokens": kernel.schedule.tokens,
@@ -104,7 +106,9 @@ def _spec(kernel: Kernel, form: str, chosen: Mapping[str, object]) -> KernelSpec
         signature[arg.name] = arg.type
         if given or _divisible(arg):
             divisible.append(arg.name)
-    return KernelSpec(kernel.name, form, signature, constexprs, tuple(divisible), kernel.schedule.num_warps)
+    return KernelSpec(
+        kernel.name, form, signature, constexprs, tuple(divisible), num_warps or kernel.schedule.num_warps
+    )
 
 
 def _divisible(arg: Arg) -> bool:
