@@ -39,6 +39,7 @@ __all__ = [
     "gather_page_table",
     "fill_slots",
     "slot_mapping",
+    "register_ops",
 ]
 
 MAX_SEQ_LEN = 4096
@@ -647,6 +648,74 @@ def allocate(num_requests, *, dtype=torch.bfloat16, device=None):
     key_cache = torch.zeros((num_requests, NUM_HEADS, MAX_SEQ_LEN, HEAD_DIM), dtype=dtype, device=device)
     value_cache = torch.zeros((num_requests, NUM_HEADS, MAX_SEQ_LEN, HEAD_DIM), dtype=dtype, device=device)
     return key_cache, value_cache
+
+
+def register_ops():
+    """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
+
+    torch.ops.kvgen_contiguous_hnd_2ac78278.append and so on take what the functions here take, but for out and
+    zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
+    """
+    ops = torch.ops.kvgen_contiguous_hnd_2ac78278
+    for function, schema, fake in (
+        (
+            append,
+            "(Tensor key, Tensor value, Tensor(a2!) key_cache, Tensor(a3!) value_cache, Tensor slot_mapping) -> ()",
+            _nothing,
+        ),
+        (append_key, "(Tensor key, Tensor(a1!) key_cache, Tensor slot_mapping) -> ()", _nothing),
+        (append_value, "(Tensor value, Tensor(a1!) value_cache, Tensor slot_mapping) -> ()", _nothing),
+        (
+            append_positions,
+            "(Tensor key, Tensor value, Tensor(a2!) key_cache, Tensor(a3!) value_cache, Tensor block_table, Tensor positions, Tensor? request_ids=None) -> ()",
+            _nothing,
+        ),
+        (gather, "(Tensor key_cache, Tensor value_cache, Tensor slots) -> (Tensor, Tensor)", _gather_fake),
+        (
+            gather_paged,
+            "(Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens) -> (Tensor, Tensor)",
+            _gather_paged_fake,
+        ),
+        (
+            slot_mapping,
+            "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
+            _slot_mapping_fake,
+        ),
+    ):
+        name = f"kvgen_contiguous_hnd_2ac78278::{function.__name__}"
+        if not hasattr(ops, function.__name__):
+            torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
+            torch.library.impl(name, "default", function)
+            torch.library.register_fake(name, fake)
+    return ops
+
+
+def _nothing(*tensors, **given):
+    """What functions return that write."""
+
+
+def _gather_fake(key_cache, value_cache, slots):
+    num_tokens = slots.shape[0]
+    new = key_cache.new_empty
+    return new((num_tokens, NUM_HEADS, HEAD_DIM), dtype=key_cache.dtype), new(
+        (num_tokens, NUM_HEADS, HEAD_DIM), dtype=value_cache.dtype
+    )
+
+
+def _gather_paged_fake(key_cache, value_cache, block_table, seq_lens, cu_seq_lens, *, starts=None, total_tokens):
+    num_tokens = total_tokens
+    new = key_cache.new_empty
+    return new((num_tokens, NUM_HEADS, HEAD_DIM), dtype=key_cache.dtype), new(
+        (num_tokens, NUM_HEADS, HEAD_DIM), dtype=value_cache.dtype
+    )
+
+
+def _slot_mapping_fake(
+    block_table, positions=None, *, context_lens=None, query_start_loc=None, request_ids=None, num_tokens=None
+):
+    if num_tokens is None:
+        num_tokens = (context_lens if positions is None else positions).shape[0]
+    return block_table.new_empty(num_tokens, dtype=torch.int64)
 
 
 @triton.jit(do_not_specialize=["num_slots"])

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 FUNCTIONS = (
     *("append", "append_positions", "gather", "gather_paged", "slot_mapping", "fill_slots", "allocate"),
-    *("copy_blocks", "zero_blocks", "gather_page_table"),
+    *("copy_blocks", "zero_blocks", "gather_page_table", "register_ops"),
 )
 
 AXES = ("block", "slot", "token", "head", "dim", "kv", "layer", "request", "position")
@@ -24,14 +24,14 @@ req_to_page request_ids requests rotated seq_lens slots start_pos starts total_t
 
 _VARIABLES = """
 TensorGuards amax arguments at before bits block_table_stride blocks_stride chosen chosen_squares column columns
-compiled contextlib current_device dim_byte dim_group dim_lane dim_word dims driver dtypes entering entry exact find
-first first_block first_slot flags function given grid highest hooks in_range index inside inverse keep kernel known
-latest launch leaving length limit lowest mask math metadata moved name ndim nested num_columns num_entries num_out
-num_out_columns num_pages num_rows num_runs num_slots number numbers offset offsets out_row out_stride_column
-out_stride_row outer page pairs_stride_pair pairs_stride_side part program programs ratio reach
-req_to_page_stride_column req_to_page_stride_row requests_stride run run_number run_slot runner same scale search_step
-self shape shapes size slot_number source squares start starts step steps stored stream_of stride stride_unit strides
-t target tensor tensors tile tile_row tl tokens torch triton unit valid whole width written zero
+compiled contextlib current_device dim_byte dim_group dim_lane dim_word dims driver dtypes entering entry exact fake
+find first first_block first_slot flags function given grid highest hooks in_range index inside inverse keep kernel
+known latest launch leaving length limit lowest mask math metadata moved name ndim nested new num_columns num_entries
+num_out num_out_columns num_pages num_rows num_runs num_slots number numbers offset offsets ops out_row
+out_stride_column out_stride_row outer page pairs_stride_pair pairs_stride_side part program programs ratio reach
+req_to_page_stride_column req_to_page_stride_row requests_stride run run_number run_slot runner same scale schema
+search_step self shape shapes size slot_number source squares start starts step steps stored stream_of stride
+stride_unit strides t target tensor tensors tile tile_row tl tokens torch triton unit valid whole width written zero
 """
 
 _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())

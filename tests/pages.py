@@ -121,7 +121,7 @@ def unrunnable(block: Block) -> str | None:
     return f"blocks of {block.language} are not run"
 
 
-MARKS = {"run", "refused", "of", "file", "setup", "command", "output", "diagram", "status", "run by", "gpu", "slow"}
+MARKS = {"refused", "of", "file", "setup", "command", "output", "diagram", "status", "run by", "gpu", "slow"}
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Story:
             return
         if "slow" in block.marks and not os.environ.get("KVGEN_SLOW_DOCS"):
             return
-        if "gpu" in block.marks and block.language in SHELLS:
+        if block.marks.keys() & {"gpu", "run by"} and block.language in SHELLS:
             return
         if block.language == "yaml":
             load_layout(block)

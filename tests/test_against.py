@@ -13,7 +13,7 @@ from kvgen.against import Name, parse
 from kvgen.diagnostics import KvgenError
 from tests.command import kvgen
 from tests.generated import ROOT
-from tests.test_docs import Block, blocks
+from tests.pages import blocks
 
 PAGE = list(blocks((ROOT / "docs" / "own-functions.md").read_text(encoding="utf-8")))
 FILES = {block.marks["file"]: block.text for block in PAGE if "file" in block.marks}
@@ -153,33 +153,18 @@ def test_parts() -> None:
 # the page
 
 
-def outputs(block: Block) -> bool:
-    return "output" in block.marks
-
-
-@pytest.mark.parametrize("block", [b for b in PAGE if outputs(b)], ids=lambda b: b.text.splitlines()[0])
-def test_the_page_shows_what_is_printed(folder: Path, block: Block) -> None:
-    (folder / "mine.py").write_text(FILES["mine.py"])
-    command, _, rest = block.text.partition("\n")
-    result = kvgen(*shlex.split(command.removeprefix("$ kvgen ")), "--device", "cpu")
-    shown = (result.out + result.err).replace(" --device cpu", "")
-    assert (result.code, shown) == (int(block.marks["output"]), rest)
-
-
 LIBRARIES = {"flash": "flashinfer", "vllm": "vllm"}
-LINES = [(line, b.marks["run"]) for b in PAGE if "run" in b.marks for line in b.text.splitlines()]
+LINES = [line for block in PAGE if "run by" in block.marks for line in block.text.splitlines()]
 
 
-@pytest.mark.parametrize(("line", "options"), LINES, ids=[re.split(r"[:.]", line)[0].split()[-1] for line, _ in LINES])
-def test_the_commands_of_the_page(folder: Path, line: str, options: str) -> None:
-    """Those of libraries where these can be imported and there is a GPU: their kernels have no other form."""
-    for name, text in FILES.items():
-        (folder / name).write_text(text)
-    arguments = shlex.split(line.removeprefix("kvgen ")) + options.split()
-    library = LIBRARIES.get(re.split(r"[:.]", arguments[3])[0])
-    if library:
-        pytest.importorskip(library, reason=f"{library} is not installed")
-        if not torch.cuda.is_available():
-            pytest.skip(f"{library} needs a GPU")
-    result = kvgen(*arguments, "--device", "cuda" if library else "cpu")
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.split()[4])
+def test_functions_of_libraries(folder: Path, line: str) -> None:
+    """Where these can be imported and there is a GPU: their kernels have no other form."""
+    (folder / "flash.py").write_text(FILES["flash.py"])
+    arguments = shlex.split(line.removeprefix("kvgen "))
+    library = LIBRARIES[re.split(r"[:.]", arguments[3])[0]]
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip(f"{library} needs a GPU")
+    result = kvgen(*arguments, "--device", "cuda", "--case", "append/T7")
     assert result.code == 0, result.err

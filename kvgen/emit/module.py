@@ -12,10 +12,14 @@ from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpe
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.launch import Function, build_function, dtypes_name, num_layers_text, shape_parts
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, tuple_text
+from kvgen.emit.ops import Ops, build_ops
 from kvgen.emit.packing import Packing, packings
 from kvgen.emit.pages import PageFunction, PageTable, build_page_functions, build_page_table
 from kvgen.layout import Buffer, Layout, Record, leaves_of
 from kvgen.lower import lower
+
+ALWAYS = ("fill_slots", "slot_mapping", "register_ops")
+"""Functions that every module has behind those of its plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Module:
     tile_words: int
     shortest: int
     addressing: Addressing
+    ops: Ops
     allocate_parameters: tuple[str, ...]
     allocate_sizes: tuple[str, ...]
     allocate_dtypes: str
@@ -89,6 +94,7 @@ def build_module(layout: Layout) -> Module:
     kernels = tuple(build_kernel(layout, plan) for plan in lower(layout))
     functions = tuple(build_function(layout, kernel) for kernel in kernels)
     pages = build_page_functions(layout)
+    addressing = _addressing(layout)
     several = len(layout.buffers) > 1
     return Module(
         title=f"{layout.name}: {layout.summary}" if layout.summary else layout.name,
@@ -96,7 +102,7 @@ def build_module(layout: Layout) -> Module:
         exports=repr(
             [
                 *("LAYOUT", "allocate", *(f.name for f in functions), *(f.name for f in pages)),
-                *("gather_page_table", "fill_slots", "slot_mapping"),
+                *("gather_page_table", "fill_slots", "slot_mapping", "register_ops"),
             ]
         ),
         constants=tuple(_constants(layout)),
@@ -107,7 +113,8 @@ def build_module(layout: Layout) -> Module:
         page_table=build_page_table(layout),
         tile_words=runs.TILE_WORDS,
         shortest=runs.SHORTEST,
-        addressing=_addressing(layout),
+        addressing=addressing,
+        ops=build_ops(layout, functions, addressing.extra_names),
         allocate_parameters=tuple(_allocate_parameters(layout)),
         allocate_sizes=tuple(name for name in _allocate_parameters(layout) if name != "*" and "=" not in name),
         allocate_dtypes=_allocate_dtypes(layout),

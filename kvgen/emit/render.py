@@ -32,7 +32,8 @@ def render_all(layouts: Sequence[Layout]) -> dict[str, str]:
 def render_raw(layout: Layout) -> str:
     """The text of a layout's module as the templates print it."""
     module = build_module(layout)
-    return _environment().get_template("module.py.j2").render(m=module, a=module.addressing, t=module.page_table)
+    contexts = {"m": module, "a": module.addressing, "t": module.page_table, "o": module.ops}
+    return _environment().get_template("module.py.j2").render(contexts)
 
 
 @cache

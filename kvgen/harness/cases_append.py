@@ -153,9 +153,9 @@ def _skipped(bench: Bench, dtype: str, stream: str | None = None) -> None:
 
 
 def _minus_one(bench: Bench) -> None:
-    """Tokens of a padded batch: the last slot, to which an index of -1 leads, is nobody's."""
+    """A token of a padded batch: the last slot, to which an index of -1 leads, is nobody's."""
     pool = bench.pool()
-    slots = [-1, *[s for s in bench.slots(4) if s != bench.sizes.slots - 1], -1]
+    slots = [-1, *[s for s in bench.slots(4) if s != bench.sizes.slots - 1]]
     bench.append(pool, bench.sources(len(slots), pool), bench.tensor(slots))
 
 

@@ -1,0 +1,168 @@
+"""Functions as PyTorch operators: what torch.compile makes of them, and that it is what the functions do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from kvgen import reference
+from kvgen.harness.bench import Bench
+from kvgen.harness.interpreter import exact_widening
+from kvgen.harness.pools import PoolFactory
+from kvgen.layout import Layout
+from kvgen.resolve import load_text
+from tests.generated import SHIPPED, module_of, rendered, shipped_text
+
+SMALL = {
+    "paged_nhd": ("head: 8, dim: 128", "head: 2, dim: 16"),
+    "cross_layer_nhd": ("head: 8, dim: 128", "head: 2, dim: 16"),
+    "swa_nhd": ("head: 8, dim: 128", "head: 2, dim: 16"),
+    "context_parallel_nhd": ("head: 8, dim: 128", "head: 2, dim: 16"),
+    "mla": ("dim: 512", "dim: 48"),
+    "nhd_int8_block": ("head: 8, dim: 128", "head: 2, dim: 16"),
+    "nhd_fp8_head": ("head: 8, dim: 128", "head: 2, dim: 16"),
+    "packed_fp8_token_head": ("head: 8, dim: 128", "head: 2, dim: 16"),
+    "indexer_planar": ("dim: 128", "dim: 16"),
+}
+
+
+def small(name: str) -> Layout:
+    return load_text(shipped_text(name).replace(*SMALL[name]))
+
+
+class Calls:
+    """Arguments for every function of a layout, with tensors of the harness."""
+
+    def __init__(self, layout: Layout, tokens: int = 4) -> None:
+        self.layout, self.module = layout, module_of(layout)
+        self.ops = self.module.register_ops()
+        self.bench = Bench(layout, self.module, PoolFactory(layout, "cpu", 0), 0, "ops")
+        self.pool = self.bench.pool()
+        self.slots = self.bench.tensor(self.bench.slots(tokens))
+        # Numbers, in a pool of zeros: what is compared here knows no equal NaNs.
+        shapes = {s: (tokens, *self.bench.sizes.stream_shape(layout, s)) for s in self.bench.streams}
+        self.sources = {s: torch.randn(shape).to(self.pool.dtypes[s]) for s, shape in shapes.items()}
+        for name, buffer in self.pool.actual.items():
+            buffer.view(torch.uint8).zero_()
+            if (
+                buffer.dtype.is_floating_point and buffer.dtype.itemsize == 1
+            ):  # for operators of torch's own that know no float8
+                self.pool.actual[name] = buffer.view(torch.uint8)
+        if hasattr(self.module, "append"):
+            args, options = self.append()
+            self.module.append(*args, **options)
+
+    def append(self) -> tuple[tuple, dict[str, Any]]:
+        args = self.bench.append_args(self.pool, self.sources, self.slots)
+        return tuple(args.values()), self.bench.layer_args(None)
+
+    def gather(self) -> tuple[tuple, dict[str, Any]]:
+        buffers = tuple(self.pool.actual[b.name] for b in self.layout.buffers)
+        rest = (*self.bench.remap_args(None).values(), *self.bench.scale_args().values())
+        return (*buffers, self.slots, *rest), self.bench.layer_args(None)
+
+    def gather_paged(self) -> tuple[tuple, dict[str, Any]]:
+        buffers = tuple(self.pool.actual[b.name] for b in self.layout.buffers)
+        given = tuple(torch.tensor(x, dtype=torch.int32) for x in ([[0, 1], [2, 3]], [3, 5], [0, 3, 8]))
+        rest = (*self.bench.remap_args(None).values(), *self.bench.scale_args().values())
+        options = self.bench.layer_args(None) | self.bench.rank_args(0)
+        return (*buffers, *given, *rest), options | {"total_tokens": 8}
+
+    def append_positions(self) -> tuple[tuple, dict[str, Any]]:
+        values = {"block_table": torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), "positions": torch.tensor([3, 6])}
+        args = self.bench.append_args(self.pool, self.sources, self.slots)
+        at = list(args).index("slot_mapping")
+        args = [*list(args.values())[:at], *values.values(), *list(args.values())[at + 1 :]]
+        return tuple(args), self.bench.layer_args(None) | self.bench.rank_args(0)
+
+    def slot_mapping(self) -> tuple[tuple, dict[str, Any]]:
+        options = self.bench.rank_args(0) | self.bench.block_size_args() | {"num_tokens": 3}
+        return (torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), torch.tensor([3, 6])), options
+
+
+FUNCTIONS = ("append", "append_positions", "gather", "gather_paged", "slot_mapping")
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "packed_fp8_token_head"])
+def test_operators_are_what_torch_asks_of_them(name: str) -> None:
+    """Schema, what is written, results in shapes and types, and functional graphs: of all functions."""
+    calls = Calls(small(name))
+    with exact_widening("cpu"):
+        for function in FUNCTIONS:
+            args, options = getattr(calls, function)()
+            operator = getattr(calls.ops, function).default
+            found = torch.library.opcheck(operator, args, options)
+            assert set(found.values()) == {"SUCCESS"}, (function, found)
+
+
+@pytest.mark.parametrize("name", ["paged_nhd", "packed_fp8_token_head"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_graph_whatever_the_number_of_tokens(name: str, backend: str) -> None:
+    """Append and gather in one graph without breaks, compiled once for all numbers of tokens; buffers are written."""
+    calls = Calls(small(name))
+    append, gather = calls.ops.append, calls.ops.gather
+    buffers = tuple(calls.pool.actual.values())
+    compiled = 0
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+    @torch.compile(backend=count, fullgraph=True, dynamic=True)
+    def step(key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        append(key * 2, value, *buffers, slots)
+        keys, values = gather(*buffers, slots)
+        return keys + 1, values
+
+    layout, bench = calls.layout, calls.bench
+    with exact_widening("cpu"):
+        for tokens in (3, 7):
+            slots = bench.tensor(bench.slots(tokens))
+            sources = [torch.randn(tokens, 2, 16).bfloat16() for _ in range(2)]
+            expected = {b: x.clone() for b, x in zip(calls.pool.actual, buffers, strict=True)}
+            keys, values = step(*sources, slots)
+            reference.append(layout, {"key": sources[0] * 2, "value": sources[1]}, expected, slots)
+            wanted = reference.gather(layout, expected, slots)
+            for buffer, other in zip(buffers, expected.values(), strict=True):
+                assert torch.equal(buffer.view(torch.uint8), other.view(torch.uint8))
+            assert torch.equal(keys, wanted["key"] + 1)
+            assert torch.equal(values, wanted["value"])
+    assert compiled == 1
+
+
+def test_registering_again_gives_the_same() -> None:
+    layout = small("paged_nhd")
+    first, second = (module_of(layout).register_ops() for _ in range(2))
+    assert first is second
+    assert first.append is second.append
+
+
+def test_layouts_have_operators_of_their_own() -> None:
+    """Also two of one name that differ."""
+    one = module_of(small("paged_nhd"))
+    other = module_of(load_text(shipped_text("paged_nhd").replace("head: 8, dim: 128", "head: 2, dim: 8")))
+    assert one.register_ops() is not other.register_ops()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_no_operator_takes_a_float(name: str) -> None:
+    """And every argument of a function that is not ``out`` or ``zero_skipped`` is one of its operator."""
+    schemas = re.findall(r"\(\s*(\w+),\s+['\"](\(.*?\) -> .*?)['\"],\s+\w+,?\s*\)", rendered(name))
+    assert len(schemas) >= 4
+    for function, schema in schemas:
+        assert not re.search(r"\bfloat|Scalar ", schema), schema
+        signature = re.search(rf"^def {function}\((.*?)\):$", rendered(name), re.M | re.S)[1]
+        names = re.findall(r"(\w+)(?:=\w+)?(?:,|$)", signature.replace("\n", " ").strip())
+        taken = re.findall(r"(\w+)(?:=\w+)?(?:, |\))", schema.partition(" -> ")[0])
+        assert [n for n in names if n not in ("out", "zero_skipped")] == taken, schema
+
+
+def test_refusals_come_through() -> None:
+    calls = Calls(small("paged_nhd"))
+    args, options = calls.append()
+    with pytest.raises(TypeError, match="slot_mapping: expected dtype"):
+        calls.ops.append(*args[:-1], args[-1].float(), **options)
