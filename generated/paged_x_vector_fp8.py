@@ -2046,19 +2046,6 @@ def _check_apart(name, tensor):
         reach += stride * (size - 1)
 
 
-def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
-    """A dense tensor holds num_tokens (or, unless exact, more) of the stream's shape, with an inner stride of 1."""
-    _tensor(name, tensor, len(shape) + 1, device)
-    if tensor.dtype not in dtypes:
-        raise TypeError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
-    if tensor.shape[1:] != shape or tensor.shape[0] < num_tokens or (exact and tensor.shape[0] != num_tokens):
-        raise ValueError(f"{name}: expected shape {(num_tokens, *shape)}, got {tuple(tensor.shape)}")
-    if tensor.stride(-1) != 1 and shape[-1] > 1:
-        raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
-    if exact:
-        _check_apart(name, tensor)
-
-
 def _native(device):
     """Whether casts to 8-bit floats are the device's own: from sm_90 on they give what integers give, and are quicker."""
     if device.type != "cuda" or torch.version.hip is not None:
@@ -2075,13 +2062,6 @@ def _check_scale(name, tensor, shape, dtype, device):
         raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
 
 
-def _outs(out, count):
-    """One tensor for each stream."""
-    if not isinstance(out, tuple | list) or len(out) != count:
-        raise TypeError(f"out: expected {count} tensors, one for each stream")
-    return out
-
-
 def _check_integers(name, tensor, device, length=None):
     """A vector of int32 or int64 without gaps; returns its length."""
     _tensor(name, tensor, 1, device)
@@ -2092,18 +2072,6 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
-
-
-def _check_table(name, tensor, device, num_rows=0):
-    """A block table [rows, columns] of int32 or int64, at least num_rows; returns its device."""
-    _tensor(name, tensor, 2, device)
-    if tensor.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected dtype torch.int32 or torch.int64, got {tensor.dtype}")
-    if tensor.shape[0] < num_rows:
-        raise ValueError(f"{name}: expected at least {num_rows} rows, got shape {tuple(tensor.shape)}")
-    if tensor.stride(1) != 1 and tensor.shape[1] > 1:
-        raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
-    return tensor.device
 
 
 def _check_whole(name, index, start):
@@ -2161,6 +2129,38 @@ def _page(tensor, offset, size, block, *dims):
     outer += [(1, 0)] * (max(1, len(dims)) - len(outer))
     numbers = [number for count, stride in outer for number in (count, stride // width)]
     return (programs, block // width, run, num_runs, *numbers[:-2], numbers[-1], width, tile // columns, columns)
+
+
+def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
+    """A dense tensor holds num_tokens (or, unless exact, more) of the stream's shape, with an inner stride of 1."""
+    _tensor(name, tensor, len(shape) + 1, device)
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name}: expected dtype {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
+    if tensor.shape[1:] != shape or tensor.shape[0] < num_tokens or (exact and tensor.shape[0] != num_tokens):
+        raise ValueError(f"{name}: expected shape {(num_tokens, *shape)}, got {tuple(tensor.shape)}")
+    if tensor.stride(-1) != 1 and shape[-1] > 1:
+        raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
+    if exact:
+        _check_apart(name, tensor)
+
+
+def _outs(out, count):
+    """One tensor for each stream."""
+    if not isinstance(out, tuple | list) or len(out) != count:
+        raise TypeError(f"out: expected {count} tensors, one for each stream")
+    return out
+
+
+def _check_table(name, tensor, device, num_rows=0):
+    """A block table [rows, columns] of int32 or int64, at least num_rows; returns its device."""
+    _tensor(name, tensor, 2, device)
+    if tensor.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected dtype torch.int32 or torch.int64, got {tensor.dtype}")
+    if tensor.shape[0] < num_rows:
+        raise ValueError(f"{name}: expected at least {num_rows} rows, got shape {tuple(tensor.shape)}")
+    if tensor.stride(1) != 1 and tensor.shape[1] > 1:
+        raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
+    return tensor.device
 
 
 def _on(device):

@@ -1,7 +1,7 @@
 """The catalogue of diagnostics: what each code means, how it comes about, and what to do.
 
 KV1xx: the file and its YAML. KV2xx: keys, values and names. KV3xx: orders and what they cover. KV4xx: buffers and
-records. Other parts of kvgen add entries of theirs to ``CATALOG``.
+records. KV5xx: transfers. Other parts of kvgen add entries of theirs to ``CATALOG``.
 """
 
 from __future__ import annotations
@@ -454,5 +454,47 @@ CATALOG: dict[str, Entry] = {
             "  kv_cache: {order: block slot head, fields: [key, key.scale, value, value.scale]}"
         ),
         cure="Leave it out of the buffers, or let it vary over `token`.",
+    ),
+    "KV501": Entry(
+        title="A transfer without its layouts",
+        cause=(
+            "`from` and `to` name layouts: files beside the transfer's, in the folder above or in layouts/, or layouts "
+            "that come with kvgen. `streams: from` in `to` takes the streams of the source."
+        ),
+        example="transfer: {from: paged_nhd, to: paged_nhdd}",
+        cure="Check the spelling; `kvgen list` names the layouts.",
+    ),
+    "KV502": Entry(
+        title="Sides of a transfer with other streams",
+        cause="What is stored at the source must be stored at the destination, under the same names.",
+        example="transfer: {from: paged_nhd, to: mla}",
+        cure="Name two layouts of the same streams; `streams: from` gives the destination those of the source.",
+    ),
+    "KV503": Entry(
+        title="Sides of a transfer of other sizes",
+        cause=(
+            "Streams of a transfer have the same head size on both sides, and heads on both or on neither; only the "
+            "number of heads may differ. With `layers: all` both sides have the same number of layers."
+        ),
+        example="transfer: {from: paged_nhd, to: {layout: paged_hnd, axes: {dim: 64}}}",
+        cure="Replace `axes` in the side that is to be like the other: `{layout: NAME, axes: {dim: 128}}`.",
+    ),
+    "KV504": Entry(
+        title="A change of encoding that nobody allowed",
+        cause=(
+            "Bytes are moved as they are, and these would mean something else at the destination: another mode, "
+            "another type, or scales that do not travel with the codes."
+        ),
+        example="transfer: {from: paged_nhd, to: nhd_fp8_token_head}",
+        cure="Say `convert: requantise` to decode and encode anew, or `streams: from` to keep the encoding.",
+    ),
+    "KV505": Entry(
+        title="Something stored that a transfer has no rule for",
+        cause=(
+            "A scale that tokens or heads share goes with all of them: it cannot follow some tokens of a block into a "
+            "block of another size, nor some heads, nor be made anew for some of the tokens that share it."
+        ),
+        example="transfer: {from: nhd_fp8_block_head, to: {layout: nhd_fp8_block_head, block_size: 64}}",
+        cure="Give both sides one block size and the same heads, or let the scale vary over `token` and `head`.",
     ),
 }

@@ -63,10 +63,11 @@ class Scale:
     scale: Scale | None = (
         None  # a static one, handed in, that this one is counted in: decoded = code · scale · scale.scale
     )
+    prefix: str = ""  # what the argument's name begins with, on one side of a transfer
 
     @property
     def argument(self) -> str:
-        return self.name.replace(".", "_")
+        return self.prefix + self.name.replace(".", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,8 @@ class Layout:
     """A whole layout. ``block_size`` and extents of None are dynamic.
 
     ``contiguous`` is a cache of one block per request: the same thing under the names ``request`` and ``position``.
-    ``layers`` is the ``layer`` axis, or None where the layout has none.
+    ``layers`` is the ``layer`` axis, or None where the layout has none. ``prefix`` is ``src_`` or ``dst_`` where it is
+    one side of a transfer: its buffers are called so already, and so is what generated code says of it.
     """
 
     name: str
@@ -284,6 +286,7 @@ class Layout:
     buffers: tuple[Buffer, ...]
     slots: Slots
     schedule: ScheduleHints = ScheduleHints()
+    prefix: str = ""
 
     def stream(self, name: str) -> Stream:
         return next(s for s in self.streams if s.name == name)

@@ -18,11 +18,7 @@ SLOT_NUMBER = "slot_number"
 
 def lower(layout: Layout) -> tuple[Plan, ...]:
     """Every copying function of a layout's module, in the order it prints them."""
-    cache: dict[str, list[View]] = {}
-    for buffer in layout.buffers:
-        for name, view in _leaf_views(layout, buffer):
-            cache.setdefault(name, []).append(view)
-    fills = {buffer.name: tuple(_fills(layout, buffer)) for buffer in layout.buffers}
+    cache, fills = cache_views(layout), cache_fills(layout)
     names = tuple(stream.name for stream in layout.streams)
 
     def params(name: str, place: int) -> dict[str, View]:
@@ -67,6 +63,20 @@ def lower(layout: Layout) -> tuple[Plan, ...]:
     for plan in plans:
         verify(layout, plan)
     return plans
+
+
+def cache_views(layout: Layout) -> dict[str, list[View]]:
+    """The views of every leaf, one for each of its places."""
+    found: dict[str, list[View]] = {}
+    for buffer in layout.buffers:
+        for name, view in _leaf_views(layout, buffer):
+            found.setdefault(name, []).append(view)
+    return found
+
+
+def cache_fills(layout: Layout) -> dict[str, tuple[Fill, ...]]:
+    """The filled padding of every buffer."""
+    return {buffer.name: tuple(_fills(layout, buffer)) for buffer in layout.buffers}
 
 
 def dense_view(stream: Stream, tensor: str) -> View:

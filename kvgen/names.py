@@ -34,12 +34,14 @@ search_step self shape shapes size slot_number source squares start starts step 
 stride_unit strides t target tensor tensors tile tile_row tl tokens torch triton unit valid whole width written zero
 """
 
-_USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split())
+_TRANSFERS = "first_head head_tiles in_order item num_items tile"
+
+_USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split() + _TRANSFERS.split())
 """What generated functions and kernels call things that no layout names."""
 
 _IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _LONGEST = 64
-_DERIVED = re.compile("(_out)?(_(ptr|length|page.*|dim(_byte|_group|_lane|_word)?|stride.*))?")
+_DERIVED = re.compile("(_out)?(_(ptr|length|mask|page.*|dim(_byte|_group|_lane|_word)?|stride.*))?")
 
 
 def objection(name: str) -> str | None:

@@ -1,7 +1,8 @@
 """The plan: what one generated function does, as typed copies from one view to another.
 
 Append and gather are the same plan read in opposite directions: a dense activation on one side, the paged cache
-on the other. Nothing here knows how the work is divided among programs; that is the schedule's.
+on the other; a transfer has a cache on both. Nothing here knows how the work is divided among programs; that is the
+schedule's.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Literal
 
 from kvgen.axes import Digit
 
-Placement = Literal["slots", "positions", "requests"]
-"""How a token finds its slot: a slot number per token; request and position per token; ragged requests in a row."""
+Placement = Literal["slots", "positions", "requests", "blocks"]
+"""How a token finds its slot: a slot number per token; request and position per token; ragged requests in a row; the
+next slot of a list of blocks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,21 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Params:
+    """Where that lies which codes mean something by: in the cache, or in an argument."""
+
+    scale: View | None = None
+    zero: View | None = None
+    outer: View | None = None  # the scale of the scale
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """The values of one stream, moved from ``source`` to ``destination``; one of the two is the cache.
 
     Where the stream has an encoding, the cache holds codes; ``scale`` is where their scale lies: in the cache, or in an
-    argument.
+    argument. In a transfer both are caches: ``scale``, ``zero`` and ``outer`` belong to the source, ``onto`` to the
+    destination. ``leaf``: the bytes of that one, a stream's values or its scale, are moved as they are.
     """
 
     stream: str
@@ -63,6 +76,8 @@ class Copy:
     scale: View | None = None
     zero: View | None = None
     outer: View | None = None  # the scale of the scale
+    onto: Params = Params()
+    leaf: str = ""
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -88,7 +103,7 @@ class Plan:
     """One generated function: its copies, and how its tokens are placed."""
 
     name: str
-    kind: Literal["append", "gather"]
+    kind: Literal["append", "gather", "transfer"]
     placement: Placement
     copies: tuple[Copy, ...]
     fills: tuple[Fill, ...] = ()

@@ -50,7 +50,7 @@ def resolve_slots(layout: Layout, slots: Tensor, pool_slots: int, remap: Tensor 
     return keep, slots[keep]
 
 
-def _last_writers(numbers: Tensor) -> Tensor:
+def last_writers(numbers: Tensor) -> Tensor:
     """Positions in ``numbers`` of the last occurrence of each value."""
     values, group = numbers.unique(return_inverse=True)
     index = torch.arange(len(numbers), device=numbers.device)
@@ -81,9 +81,9 @@ def append(
     keep, numbers = resolve_slots(layout, slot_mapping, num_slots(layout, buffers), remap)
     if not len(numbers):
         return
-    last = _last_writers(numbers)
+    last = last_writers(numbers)
     tokens, numbers = keep.nonzero().flatten()[last], numbers[last]
-    pool = _Pool(layout, buffers, layer, scales or {})
+    pool = Pool(layout, buffers, layer, scales or {})
     written: set[str] = set()
     for name, source in sources.items():
         stream, rows = layout.stream(name), {name: source[tokens]}
@@ -98,12 +98,12 @@ def append(
             view.tensor[view.at(numbers, sizes["slot"])] = pad.fill
 
 
-class _Pool:
+class Pool:
     """One layer of the buffers, read and written by leaf and slot numbers ``[n]``."""
 
     def __init__(self, layout: Layout, buffers: Mapping[str, Tensor], layer: int, scales: Mapping[str, Tensor]) -> None:
         self.sizes, self.layer, self.scales = extents(layout, buffers), layer, scales
-        self.places = leaf_places(layout, buffers)
+        self.places, self.tensors = leaf_places(layout, buffers), buffers
 
     def shape(self, stream: Stream) -> list[int]:
         return [axis.extent if axis.extent is not None else self.sizes[axis.name] for axis in stream.axes]
@@ -174,7 +174,7 @@ def gather(
     first one of the stream. What was rotated is turned back unless it is wanted ``rotated``.
     """
     keep, numbers = resolve_slots(layout, slots, num_slots(layout, buffers), remap)
-    pool = _Pool(layout, buffers, _check_layer(layout, extents(layout, buffers), layer), scales or {})
+    pool = Pool(layout, buffers, _check_layer(layout, extents(layout, buffers), layer), scales or {})
     result = {}
     for stream in layout.streams:
         shape = pool.shape(stream)

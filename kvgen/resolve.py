@@ -20,15 +20,16 @@ from kvgen.values import ITEMSIZE, STORED_ITEMSIZE
 
 def load(path: Path | str) -> Layout:
     """Read a layout file. Raises KvgenError with everything that is wrong with it, in the order of the file."""
-    return _load(read(path))
+    return load_source(read(path))
 
 
 def load_text(text: str | bytes, path: str = "<string>") -> Layout:
     """Read a layout from text; ``path`` is what diagnostics call it. Raises as ``load`` does."""
-    return _load(parse(text, path))
+    return load_source(parse(text, path))
 
 
-def _load(source: Source) -> Layout:
+def load_source(source: Source) -> Layout:
+    """The layout that a document says. Raises as ``load`` does."""
     reading = read_spec(source)
     resolver = _Resolver(source, reading)
     layout = resolver.layout() if () not in reading.wrong else None

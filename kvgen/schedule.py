@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from kvgen.layout import KernelHints, Layout, Stream
 from kvgen.lower import SLOT_NUMBER
-from kvgen.plan import Copy, Plan
+from kvgen.plan import Copy, Plan, View
 from kvgen.quant import MODES
 
 TARGET_VALUES = 1024  # values a program moves at the least, where tokens are many: 4 warps of 16-byte accesses
@@ -118,7 +118,7 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
     Appending a token alone leaves early where it is skipped; gathering masks it (``vector``): its row may be zeroed.
     """
     view = plan.cache_view(copy)
-    lane = _lane(layout, plan, copy)
+    last = _lane(layout, plan, copy)
     sides: dict[str, int | None] = {"token": tokens}
     for axis in layout.stream(copy.stream).axes:
         if axis.name == "dim" and (group := layout.stream(copy.stream).group):
@@ -126,7 +126,7 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
             sides["dim"] = padded_side(group)
         else:
             sides[axis.name] = heads if axis.name == "head" and heads is not None else padded_side(axis.extent)
-    order = [name for name in sides if name != lane] + [lane]
+    order = [name for name in sides if name != last] + [last]
     kept = [name for name in order if sides[name] != 1 or (name == "token" and vector)]
     fastest = view.steps[-1].digit.axis
     runs = fastest in ("slot", SLOT_NUMBER) and tokens > 1 and view.unit == view.itemsize
@@ -134,12 +134,17 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
 
 
 def _lane(layout: Layout, plan: Plan, copy: Copy) -> str:
+    """The lane of a copy; of rows that are turned it is ``dim``."""
+    encoding = layout.stream(copy.stream).encoding
+    return "dim" if encoding and encoding.rotation else lane(plan.cache_view(copy))
+
+
+def lane(view: View) -> str:
     """The tile axis that neighbouring lanes walk: ``dim`` where its runs fill a sector, else what varies next.
 
-    Along the last axis of a tile codes that share bytes are put together and rows are turned: it is ``dim`` then.
+    Along the last axis of a tile codes that share bytes are put together: it is ``dim`` then.
     """
-    view, encoding = plan.cache_view(copy), layout.stream(copy.stream).encoding
-    if view.pack or (encoding and encoding.rotation):
+    if view.pack:
         return "dim"
     values = 1
     for step in reversed(view.steps):

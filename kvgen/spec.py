@@ -54,6 +54,9 @@ OTHER_WORDS = {
     "block": "how many blocks there are is the pool's, and read from it",
     "request": "how many requests there are is the pool's, and read from it",
     "kv": "the pair axis always counts two",
+    "layers": "it belongs to a file with `transfer`",
+    "convert": "it belongs to a file with `transfer`",
+    "grid": "it belongs to a file with `transfer`",
 }
 """What other projects call things, and keys that are none because they are given elsewhere."""
 
@@ -279,11 +282,7 @@ class Spec(_Model):
 
 RESERVED: dict[str, tuple[type[_Model], ...]] = {
     "fuse": (Spec,),
-    "transfer": (Spec,),
     "regions": (Spec, PlaceSpec),
-    "layers": (Spec,),
-    "convert": (Spec,),
-    "grid": (Spec,),
 }
 """Keys the language keeps for what this version does not do, and the mappings that have them."""
 
@@ -312,8 +311,6 @@ def read_spec(source: Source) -> Reading:
     for item in errors:
         location = _location(item["loc"])
         wrong.add(location[: 2 if location[0] in ("axes", "params", "streams", "buffers") else 1])
-        if item["type"] == "missing" and "transfer" in data:
-            continue
         problems.append(_diagnose(source, item, location))
     for location in wrong:
         _leave_out(data, location)
@@ -387,7 +384,9 @@ def _model_at(source: Source, location: Location) -> type[_Model]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a layout file, for editors; it knows the shorthands too."""
+    """The JSON Schema (2020-12) of layouts and transfers, for editors; it knows the shorthands too."""
+    from kvgen.spec_transfer import TransferSpec
+
     whole = _tidy(Spec.model_json_schema())
     definitions = whole["$defs"]
     place = definitions["PlaceSpec"]
@@ -405,7 +404,17 @@ def schema() -> dict[str, Any]:
     bare = {"type": "string", "description": "A stream, over the one axis, or part of one, that nothing above uses."}
     definitions["PlaceSpec"] = {"anyOf": [bare, place, short]}
     definitions["StreamSpec"] = {"anyOf": [definitions["StreamSpec"], {"type": "null"}]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "title": "kvgen layout"}
+    layout = {key: value for key, value in whole.items() if key != "$defs"}
+    other = _tidy(TransferSpec.model_json_schema(by_alias=True))
+    definitions |= other.pop("$defs") | {"Layout": layout, "Transfer": other}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "kvgen layout or transfer",
+        "if": {"required": ["transfer"]},
+        "then": {"$ref": "#/$defs/Transfer"},
+        "else": {"$ref": "#/$defs/Layout"},
+        "$defs": definitions,
+    }
 
 
 def _tidy(node: Any) -> Any:

@@ -6,13 +6,15 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from kvgen import runtime
+from kvgen import documents, runtime
 from kvgen.emit import render_layout
 from kvgen.layout import Layout
 from kvgen.resolve import load
+from kvgen.transfer import Transfer
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted(path.stem for path in (ROOT / "layouts").glob("*.yaml"))
+TRANSFERS = sorted(path.stem for path in (ROOT / "layouts" / "transfers").glob("*.yaml"))
 
 
 def shipped_text(name: str) -> str:
@@ -25,10 +27,15 @@ def shipped(name: str) -> Layout:
 
 
 @cache
+def transfer(name: str) -> Transfer:
+    return documents.load(ROOT / "layouts" / "transfers" / f"{name}.yaml")
+
+
+@cache
 def rendered(name: str) -> str:
     """The generated text of a shipped layout."""
     return render_layout(shipped(name))
 
 
-def module_of(layout: Layout) -> ModuleType:
+def module_of(layout: Layout | Transfer) -> ModuleType:
     return runtime.import_module(layout.name, render_layout(layout))

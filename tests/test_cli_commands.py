@@ -19,6 +19,7 @@ from tests.command import Result, kvgen
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted(path.stem for path in (ROOT / "layouts").glob("*.yaml"))
+TRANSFERS = sorted(path.stem for path in (ROOT / "layouts" / "transfers").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -83,9 +84,11 @@ def test_check_of_what_is_no_layout(folder, content):
 def test_list_has_a_line_for_each_layout(folder):
     result = kvgen("list")
     assert (result.code, result.err) == (0, "")
-    header, *lines = result.out.splitlines()
+    layouts, transfers = (part.splitlines() for part in result.out.split("\n\n"))
+    header, *lines = layouts
     assert header.split()[:3] == ["name", "block", "size"]
     assert [line.split()[0] for line in lines] == SHIPPED
+    assert [line.split()[0] for line in transfers] == ["transfer", *TRANSFERS]
     (line,) = [line for line in lines if line.startswith("paged_nhd ")]
     assert line.split()[1:7] == ["16", "key", "value", "key_cache", "value_cache", "4096"]
 

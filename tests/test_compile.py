@@ -233,11 +233,11 @@ def test_bad_table(tmp_path, text):
 
 @pytest.fixture(scope="module")
 def generated():
-    """Text and kernels of every layout in the repository, by name."""
+    """Text and kernels of every layout and transfer in the repository, by name."""
+    from kvgen.documents import load
     from kvgen.emit import kernels, render_all
-    from kvgen.resolve import load
 
-    layouts = [load(path) for path in sorted((ROOT / "layouts").glob("*.yaml"))]
+    layouts = [load(path) for path in sorted((ROOT / "layouts").rglob("*.yaml"))]
     texts = {file.removesuffix(".py"): text for file, text in render_all(layouts).items()}
     return texts, {layout.name: kernels(layout) for layout in layouts}
 

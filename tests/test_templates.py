@@ -17,7 +17,7 @@ FORBIDDEN = (
     nodes.Assign,
     nodes.AssignBlock,
 )
-FILTERS = {"join", "map"}
+FILTERS = {"join", "map", "indent"}
 
 
 def decisions(source: str) -> list[str]:

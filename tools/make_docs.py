@@ -78,6 +78,7 @@ GROUPS = {
     "KV2": "Keys, values and names",
     "KV3": "Orders and what they cover",
     "KV4": "Buffers and records",
+    "KV5": "Transfers",
     "KV70": "Files and calls",
     "KV71": "Files and calls",
     "KV72": "Compiled kernels",
@@ -211,6 +212,8 @@ def _run(line: str) -> tuple[int, str]:
 def _said(code: str, example: str) -> list[str]:
     """What a user is told of an example, in a layout whose other lines are right."""
     given = {line.split(":")[0] for line in example.splitlines()}
+    if "transfer" in given:
+        given = SAMPLE.keys() - {"name"}
     text = "".join(lines for key, lines in SAMPLE.items() if key not in given) + example + "\n"
     try:
         load_text(text, "sample.yaml")

@@ -20,7 +20,9 @@ from kvgen.cli.common import (
     reporting,
 )
 from kvgen.diagnostics import Diagnostic, Span
+from kvgen.documents import Document
 from kvgen.emit.write import MANIFEST, Change, Module, State, Survey, apply, digest, survey
+from kvgen.transfer import Transfer
 
 
 def build(
@@ -63,7 +65,7 @@ def _elsewhere(paths: list[str] | None) -> set[str]:
     shipped = resources.folder("layouts")
     if shipped.resolve() in {Path(path).resolve() for path in paths or [DEFAULT_FOLDER]}:
         return set()
-    return {f"{path.stem}.py" for path in shipped.glob("*.yaml")}
+    return {f"{path.stem}.py" for path in shipped.rglob("*.yaml")}
 
 
 def _render(paths: list[str] | None) -> list[Module]:
@@ -71,8 +73,18 @@ def _render(paths: list[str] | None) -> list[Module]:
 
     loaded = load_all(find_layouts(paths))
     texts = render_all([layout for _, layout in loaded])
-    digests = {f"{layout.name}.py": digest(path.read_bytes()) for path, layout in loaded}
+    digests = {f"{document.name}.py": _digest(path, document) for path, document in loaded}
     return [Module(file, text, digests[file]) for file, text in texts.items()]
+
+
+def _digest(path: Path, document: Document) -> str:
+    """Of what a module is made of: the layout's file, or that of a transfer and the layouts it names."""
+    from kvgen.canonical import canonical
+
+    parts = [path.read_bytes()]
+    if isinstance(document, Transfer):
+        parts += [canonical(layout).encode() for layout in document.sides]
+    return digest(b"".join(parts))
 
 
 _MEANING = {

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvgen import diagnostics, resources
 from kvgen.cli.codes import ENVIRONMENT
 from kvgen.diagnostics import Diagnostic, KvgenError, Span
-from kvgen.layout import Layout
+
+if TYPE_CHECKING:
+    from kvgen.documents import Document
 
 SUFFIXES = (".yaml", ".yml")
 DEFAULT_FOLDER = "layouts"
@@ -110,19 +112,22 @@ def layout_path(argument: str) -> Path:
 
 
 def shipped_layouts() -> dict[str, Path]:
-    """Name → file of the layouts here (``layouts/``) and of those that came with kvgen, in that order of precedence."""
+    """Name → file of the layouts and transfers here (``layouts/``) and of those that came with kvgen.
+
+    Those here come first; a layout's name stands for the layout.
+    """
     found: dict[str, Path] = {}
     for folder in (Path(DEFAULT_FOLDER), resources.folder("layouts")):
-        for path in sorted(folder.glob("*.yaml")):
+        for path in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("transfers/*.yaml"))]:
             found.setdefault(path.stem, path)
     return found
 
 
-def load_all(paths: Iterable[Path]) -> list[tuple[Path, Layout]]:
-    """Load every layout; all mistakes in all files are raised together, two layouts of one name among them."""
-    from kvgen.resolve import load
+def load_all(paths: Iterable[Path]) -> list[tuple[Path, Document]]:
+    """Load every layout and transfer; all mistakes in all files are raised together, two of one name among them."""
+    from kvgen.documents import load
 
-    loaded: list[tuple[Path, Layout]] = []
+    loaded: list[tuple[Path, Document]] = []
     problems: list[Diagnostic] = []
     names: dict[str, Path] = {}
     for path in paths:

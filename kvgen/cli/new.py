@@ -43,8 +43,8 @@ def new(
     out: Annotated[Path, typer.Option(help="The folder to write NAME.yaml to.")] = Path(DEFAULT_FOLDER),
 ) -> None:
     """Write a commented layout to start from. An existing file is never overwritten."""
+    from kvgen.documents import load_text
     from kvgen.emit.write import write_files
-    from kvgen.resolve import load_text
 
     path = out / f"{name}.yaml"
     text = _starter(out, name) if like is None else _renamed(layout_path(like), name)
@@ -65,7 +65,7 @@ def _starter(out: Path, name: str) -> str:
 
 def _renamed(path: Path, name: str) -> str:
     """The text of a layout under another name, comments and all; what is wrong with it is reported as usual."""
-    from kvgen.resolve import load
+    from kvgen.documents import load
 
     load(path)
     text = path.read_text(encoding="utf-8-sig")

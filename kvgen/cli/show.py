@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvgen.cli.common import layout_path, load_all
+from kvgen.transfer import Transfer
 
 
 class ShowFormat(StrEnum):
@@ -27,13 +28,19 @@ def show(
     ),
     svg: Annotated[bool, typer.Option("--svg", help="Draw it as SVG, for FILE or on the output.")] = False,
 ) -> None:
-    """Show a layout: shapes, strides, addresses, sizes, a picture of one page, and its canonical YAML."""
+    """Show a layout: shapes, strides, addresses, sizes, a picture of one page, and its canonical YAML.
+
+    Of a transfer: what is moved and how, and its two layouts.
+    """
     from kvgen import show as shown
     from kvgen.canonical import canonical
 
     if file is not None and not svg:
         raise typer.BadParameter("a file is written with --svg only", param_hint="FILE")
     ((_, loaded),) = load_all([layout_path(layout)])
+    if isinstance(loaded, Transfer):
+        _show_transfer(loaded, layers, tokens, output_format, svg)
+        return
     _check_layers(loaded, layers)
     if svg:
         _draw(loaded, file)
@@ -41,6 +48,19 @@ def show(
         typer.echo(json.dumps(shown.describe(loaded, layers, tokens) | {"canonical": canonical(loaded)}, indent=2))
     else:
         typer.echo(f"{shown.text(loaded, layers, tokens)}\n{canonical(loaded).rstrip()}")
+
+
+def _show_transfer(what: Transfer, layers, tokens, output_format: ShowFormat, svg: bool) -> None:
+    from kvgen import show_transfer
+
+    if layers or tokens or svg:
+        raise typer.BadParameter(
+            f"{what.name} is a transfer: show its layouts, {what.source.name} and {what.destination.name}"
+        )
+    if output_format is ShowFormat.JSON:
+        typer.echo(json.dumps(show_transfer.describe(what), indent=2))
+    else:
+        typer.echo(show_transfer.text(what).rstrip())
 
 
 def _check_layers(layout, layers: int | None) -> None:

@@ -12,7 +12,7 @@ import typer
 from kvgen.against import Target, parse, stand_in
 from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, reporting
 from kvgen.diagnostics import Diagnostic, KvgenError
-from kvgen.layout import Layout
+from kvgen.documents import Document
 
 if TYPE_CHECKING:
     from kvgen.harness import Report
@@ -63,7 +63,7 @@ def test(
 
 
 def _run(
-    layouts: list[Layout], device: str | None, seed: int, names: list[str] | None, targets: list[Target]
+    layouts: list[Document], device: str | None, seed: int, names: list[str] | None, targets: list[Target]
 ) -> Iterator[Report]:
     """Reports of all layouts. A case that only some of them have (``remap``) runs on those."""
     from kvgen import runtime

@@ -13,7 +13,12 @@ from kvgen.lower import coalesce
 from kvgen.plan import Plan, View
 from kvgen.schedule import VECTOR
 
-Role = Literal["pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit", "native"]
+Role = Literal[
+    "pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit", "native",
+    "heads", "aligned", "dtype",
+]  # fmt: skip
+CONSTANT = ("tile", "tokens", "flag", "unit", "native", "heads", "aligned", "dtype")
+"""The roles of arguments that are compiled in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,7 @@ class Arg:
     """A kernel argument: its name, its Triton type, and the launcher's expression for it.
 
     Pointers, strides and extents are specialised on their divisibility by 16, counts and the index of a layer are not;
-    an ``optional`` pointer may be None; ``tile``, ``tokens``, ``flag``, ``unit`` and ``native`` are constexpr.
+    an ``optional`` pointer may be None; those of CONSTANT are constexpr.
     """
 
     name: str
@@ -29,10 +34,11 @@ class Arg:
     value: str
     role: Role
     divisible: bool = False  # whether a stride is a multiple of 16 in tensors that are not padded
+    compiled: int | None = None  # what a constexpr is in tensors that are not padded, where its role does not tell
 
     @property
     def declaration(self) -> str:
-        return f"{self.name}: tl.constexpr" if self.role in ("tile", "tokens", "flag", "unit", "native") else self.name
+        return f"{self.name}: tl.constexpr" if self.role in CONSTANT else self.name
 
 
 def data_args(layout: Layout, plan: Plan) -> list[Arg]:
@@ -41,16 +47,16 @@ def data_args(layout: Layout, plan: Plan) -> list[Arg]:
     args = []
     for name, stream in {plan.dense_view(copy).tensor: copy.stream for copy in plan.copies}.items():
         dtype = layout.stream(stream).dtypes[0]
-        args.append(_pointer(name, dtype))
+        args.append(pointer(name, dtype))
     for buffer in layout.buffers:
         if buffer.name in cache:
-            args.append(_pointer(buffer.name, buffer.dtypes[0]))
+            args.append(pointer(buffer.name, buffer.dtypes[0]))
     for scale in argument_scales(layout, plan):
-        args.append(_pointer(scale.argument, scale.dtype))
+        args.append(pointer(scale.argument, scale.dtype))
     return args
 
 
-def _pointer(name: str, dtype: str) -> Arg:
+def pointer(name: str, dtype: str) -> Arg:
     """A pointer to a tensor. What takes a byte is handed over as bytes: not every backend knows every type of them."""
     if dtype in TRITON_TYPES:
         return Arg(f"{name}_ptr", f"*{TRITON_TYPES[dtype]}", name, "pointer")

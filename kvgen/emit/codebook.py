@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from kvgen.emit.names import tuple_text
@@ -25,9 +25,10 @@ class Book:
     centroids: tuple[tuple[int, str], ...]
 
 
-def codebooks(layout: Layout) -> tuple[Book, ...]:
-    """The codebooks that a module's kernels code with."""
-    used = {stream.encoding.mode for stream in layout.streams if stream.encoding}
+def codebooks(layout: Layout, streams: Collection[str] | None = None) -> tuple[Book, ...]:
+    """The codebooks that a module's kernels code with; ``streams`` are those that they work on, all by default."""
+    worked_on = [stream for stream in layout.streams if streams is None or stream.name in streams]
+    used = {stream.encoding.mode for stream in worked_on if stream.encoding}
     return tuple(
         Book(
             book.name,

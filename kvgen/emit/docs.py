@@ -22,7 +22,7 @@ def module_doc(layout: Layout) -> list[str]:
         "",
     ]
     for buffer in layout.buffers:
-        lines += _buffer_lines(layout, buffer)
+        lines += buffer_lines(layout, buffer)
     lines += [
         "",
         f"A token takes {sizes.token_bytes(layout)} bytes{' in each layer' if layout.layers else ''}. "
@@ -35,7 +35,7 @@ def module_doc(layout: Layout) -> list[str]:
     return lines
 
 
-def _buffer_lines(layout: Layout, buffer: Buffer) -> list[str]:
+def buffer_lines(layout: Layout, buffer: Buffer) -> list[str]:
     place = buffer.place
     shape = ", ".join(str(size) for size in sizes.shape(layout, buffer))
     lines = [f"  {buffer.name} [{shape}] of {' or '.join(buffer.dtypes)}, order {sizes.order(layout, place)}"]

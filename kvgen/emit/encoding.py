@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from kvgen.axes import Digit
@@ -181,12 +181,15 @@ def build_scale(
     )
 
 
-def helpers(layout: Layout) -> frozenset[str]:
-    """Names of the device functions that a module's kernels call, those that they call in turn included."""
+def helpers(layout: Layout, streams: Collection[str] | None = None) -> frozenset[str]:
+    """Names of the device functions that a module's kernels call, those that they call in turn included.
+
+    ``streams`` are those that kernels work on, all where nothing is said.
+    """
     used: set[str] = set()
     for stream in layout.streams:
         encoding, scale = stream.encoding, stream.scale
-        if encoding is None:
+        if encoding is None or (streams is not None and stream.name not in streams):
             continue
         used |= {encoder(encoding), decoder(encoding), "_rounded", "_to_float32"}
         used |= {"_hadamard"} if encoding.rotation else set()
@@ -326,10 +329,9 @@ FP8_FORMATS = {
 }
 
 
-def fp8_formats(layout: Layout) -> tuple[Fp8, ...]:
-    """The 8-bit floats that a module's kernels make or read."""
-    used = helpers(layout)
-    return tuple(f for name, f in FP8_FORMATS.items() if used & {f"_{name}_codes", f"_{name}_values"})
+def fp8_formats(used: Collection[str]) -> tuple[Fp8, ...]:
+    """The 8-bit floats that the device functions ``used`` make or read."""
+    return tuple(f for name, f in FP8_FORMATS.items() if {f"_{name}_codes", f"_{name}_values"}.intersection(used))
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,9 +345,8 @@ class Integer:
     away: bool
 
 
-def integers(layout: Layout) -> tuple[Integer, ...]:
-    """The integer codes that a module's kernels make and read."""
-    used = helpers(layout)
+def integers(used: Collection[str]) -> tuple[Integer, ...]:
+    """The integer codes that the device functions ``used`` make and read."""
     readings = {
         "int8": ("", "code.to(tl.int8, bitcast=True)"),
         "int4": (" & 15", "((code ^ 8).to(tl.int8, bitcast=True) - 8)"),

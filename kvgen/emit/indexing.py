@@ -31,7 +31,7 @@ class Indexing:
         self.extents: dict[str, Arg] = {}
         self.tiles: dict[str, Arg] = {}
         self.constants: dict[str, str] = {}
-        self.stride_unit = stride_unit(layout, plan)
+        self.stride_unit, self.unit_name = stride_unit(layout, plan), f"{layout.prefix.upper()}STRIDE_UNIT"
         self.definitions: dict[str, str] = {}
         views = [view for copy in plan.copies for view in copy.views]
         views += [fill.view for fill in plan.fills]
@@ -46,8 +46,9 @@ class Indexing:
         """Variables of every axis for one tile, and the masks of its padded sides."""
         rank = len(tile.order)
         token = tile.order.index("token") if "token" in tile.order else None
-        variables = {name: Variable(name, token) for name in ("token", "block", "slot", SLOT_NUMBER)}
-        variables["layer"] = Variable("layer")
+        own = self.layout.prefix
+        variables = {name: Variable(own + name, token) for name in ("block", "slot", SLOT_NUMBER)}
+        variables |= {"token": Variable("token", token), "layer": Variable(own + "layer")}
         masks = []
         for axis in self.layout.stream(stream).axes if axes is None else axes:
             name = index_name(self.layout, stream, axis.name)
@@ -63,9 +64,13 @@ class Indexing:
                 masks.append(f"({name} < {bound}){subscript(place, rank)}")
         return variables, masks
 
+    def _group(self, stream: str) -> int | None:
+        """Dims of a stream that the tile keeps together, since they share a scale."""
+        return self.layout.stream(stream).group
+
     def _grouped(self, stream: str, axis: Axis, name: str, tile: Tile) -> tuple[Variable, list[str]]:
         """The index variable of an axis cut in groups, which takes two axes of the tile, and its masks."""
-        rank, size = len(tile.order), self.layout.stream(stream).group
+        rank, size = len(tile.order), self._group(stream)
         places = tile.order.index("group"), tile.order.index("group") + 1
         sides = tile.sides[places[0]], tile.sides[places[1]]
         wide = ".to(tl.int64)" if axis.name in self.wide else ""
@@ -113,11 +118,13 @@ class Indexing:
         value_type: str,
         scale: Scale | None = None,
         dims: int | None = None,
+        grouped: bool = True,
     ) -> Side:
+        """``grouped``: the index of ``dim`` that a scale is found by counts the scale's own groups."""
         extents, steps = extents_of(self.layout, stream), coalesce(self.layout, view.steps)
         if dims is not None:
             extents = extents | {"dim": dims}
-        if scale:
+        if scale and grouped:
             view, extents = regroup(view, scale, extents)
             steps = coalesce(self.layout, view.steps)
         names = {s.dim: self._stride(view, stream, s.dim, scale) for s in steps if s.dim is not None}
@@ -147,9 +154,9 @@ class Indexing:
             self.strides[name] = Arg(name, "i64", f"{view.tensor}.stride({dim})", "stride", False)
             return name
         if name in self.strides:
-            return name if self.strides[name].value.endswith(")") else f"{name} * STRIDE_UNIT"
+            return name if self.strides[name].value.endswith(")") else f"{name} * {self.unit_name}"
         unit = self.stride_unit
         divisible = all(factor % (16 * unit) == 0 for factor in stride_factors(self.layout, view, stream, dim))
-        value = f"{view.tensor}.stride({dim})" + (" // stride_unit" if unit > 1 else "")
+        value = f"{view.tensor}.stride({dim})" + (f" // {self.unit_name.lower()}" if unit > 1 else "")
         self.strides[name] = Arg(name, "i64", value, "stride", divisible)
-        return f"{name} * STRIDE_UNIT" if unit > 1 else name
+        return f"{name} * {self.unit_name}" if unit > 1 else name

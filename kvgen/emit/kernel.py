@@ -69,10 +69,10 @@ def slot_of_extra(layout: Layout) -> str:
 
 def build_kernel(layout: Layout, plan: Plan) -> Kernel:
     """The context of the kernel that carries out ``plan``."""
-    return _Builder(layout, plan, schedule(layout, plan)).build()
+    return Builder(layout, plan, schedule(layout, plan)).build()
 
 
-class _Builder(Indexing):
+class Builder(Indexing):
     """Works out the sections of a kernel; what they need of arguments and index variables is collected on the way."""
 
     def build(self) -> Kernel:
@@ -350,7 +350,7 @@ class _Builder(Indexing):
             args.append(Arg("layer", "i32", "layer", "index"))
         args += [*self.extents.values(), *self.strides.values(), *self.tiles.values()]
         if self.stride_unit > 1:
-            args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit"))
+            args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit", compiled=self.stride_unit))
         if self.sched.by_count:
             args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
         if any(casts(layout.stream(name).encoding) for name in plan.streams):

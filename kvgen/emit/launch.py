@@ -8,7 +8,7 @@ from kvgen.axes import Digit, product
 from kvgen.emit.args import argument_scales, rotated
 from kvgen.emit.docs import function_doc
 from kvgen.emit.kernel import Kernel
-from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, tuple_text
+from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, num_layers_name, tuple_text
 from kvgen.layout import Buffer, Dim, Layout, Record, Scale, Stream, leaves_of
 from kvgen.plan import Copy, Plan
 from kvgen.schedule import Schedule
@@ -129,7 +129,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         sizes=tuple(sizes_of(layout, held)),
         buffers=tuple(buffer_check(layout, b, _align(plan, b)) for b in held),
         streams=streams,
-        scales=tuple(_scale_check(layout, scale) for scale in argument_scales(layout, plan)),
+        scales=tuple(scale_check(layout, scale) for scale in argument_scales(layout, plan)),
         outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False)),
         count=len(plan.streams),
         first_out=f"_outs(out, {len(plan.streams)})[0]" if len(plan.streams) > 1 else "out",
@@ -151,10 +151,10 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         strided=tuple(dict.fromkeys(v.tensor for c in plan.copies for v in (c.source, c.destination))),
         checked_parameters=checked,
         passed=", ".join(checked),
-        limit=f", {num_layers_text(layout)}" if "layer" in checked else "",
+        limit=f", {num_layers_name(layout)}" if "layer" in checked else "",
         num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
         remap=layout.slots.remap or "",
-        num_layers=num_layers_text(layout),
+        num_layers=num_layers_name(layout),
         world=layout.slots.shard.world if layout.slots.shard else 1,
         uses=kernel.uses
         | {
@@ -169,11 +169,11 @@ def buffer_check(layout: Layout, buffer: Buffer, align: int = 1) -> BufferCheck:
     return BufferCheck(buffer.name, tuple_text(shape_parts(layout, buffer)), _dtypes(layout, buffer), align)
 
 
-def _scale_check(layout: Layout, scale: Scale) -> ScaleCheck:
+def scale_check(layout: Layout, scale: Scale) -> ScaleCheck:
     stream = scale.name.partition(".")[0]
     shape = []
     for axis in scale.axes:
-        name = num_layers_text(layout) if axis.name == "layer" else extent_name(layout, stream, axis.name)
+        name = num_layers_name(layout) if axis.name == "layer" else extent_name(layout, stream, axis.name)
         shape.append(str(axis.count) if axis.step > 1 else name.lower() if axis.extent is None else name)
     return ScaleCheck(scale.argument, tuple_text(shape or ["1"]), f"torch.{scale.dtype}")
 
@@ -193,12 +193,6 @@ def _chosen(layout: Layout, buffer: Buffer, stream: str) -> bool:
     """Whether the type of what is gathered is the caller's to choose: bytes do not tell."""
     dtypes = layout.stream(stream).dtypes
     return layout.stream(stream).encoding is not None or (buffer.dtypes != dtypes and len(dtypes) > 1)
-
-
-def num_layers_text(layout: Layout) -> str:
-    if layout.layers is None:
-        return ""
-    return "num_layers" if layout.layers.extent is None else "NUM_LAYERS"
 
 
 def dtypes_name(layout: Layout, stream: Stream) -> str:
@@ -243,7 +237,7 @@ def _extent_variable(layout: Layout, buffer: Buffer, axis: str) -> str:
     if axis == "slot":
         return block_size_name(layout)
     if axis == "layer":
-        return "num_layers"
+        return num_layers_name(layout)
     return extent_name(layout, layout.leaf(leaves_of(buffer.place)[0]).stream, axis).lower()
 
 
@@ -284,7 +278,7 @@ def whole_name(layout: Layout, buffer: Buffer, digit: Digit) -> str | None:
         return None
     if digit.axis == "slot":
         return block_size_name(layout)
-    return "NUM_LAYERS" if digit.axis == "layer" else extent_name(layout, leaf.stream, digit.axis)
+    return num_layers_name(layout) if digit.axis == "layer" else extent_name(layout, leaf.stream, digit.axis)
 
 
 def rest_text(layout: Layout, buffer: Buffer, digit: Digit) -> str:

@@ -10,8 +10,8 @@ from kvgen.emit.describe import describe
 from kvgen.emit.docs import module_doc
 from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
-from kvgen.emit.launch import Function, build_function, dtypes_name, num_layers_text, shape_parts
-from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, tuple_text
+from kvgen.emit.launch import Function, build_function, dtypes_name, shape_parts
+from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, num_layers_name, tuple_text
 from kvgen.emit.ops import Ops, build_ops
 from kvgen.emit.packing import Packing, packings
 from kvgen.emit.pages import PageFunction, PageTable, build_page_functions, build_page_table
@@ -125,8 +125,8 @@ def build_module(layout: Layout) -> Module:
         scaled=any(function.scales for function in functions),
         uses_codes=bool(helpers(layout)),
         codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},
-        fp8=fp8_formats(layout),
-        integers=integers(layout),
+        fp8=fp8_formats(helpers(layout)),
+        integers=integers(helpers(layout)),
         packs=packings(layout),
         codebooks=codebooks(layout),
         several=len(layout.streams) > 1,
@@ -174,7 +174,7 @@ def _addressing(layout: Layout) -> Addressing:
 
 
 def _allocate_parameters(layout: Layout) -> list[str]:
-    keywords = ["num_layers"] if num_layers_text(layout) == "num_layers" else []
+    keywords = ["num_layers"] if num_layers_name(layout) == "num_layers" else []
     keywords += [block_size_name(layout)] if layout.block_size is None else []
     for stream in layout.streams:
         for axis in stream.axes:

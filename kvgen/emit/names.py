@@ -11,14 +11,14 @@ TRITON_TYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8
 
 
 def one_dim(layout: Layout) -> bool:
-    """Whether all streams have the same extent of ``dim``, in groups of the same size."""
-    return len({(stream.axes[-1], stream.group) for stream in layout.streams}) == 1
+    """Whether all streams have the same extent of ``dim``, in groups of the same size; a transfer never says so."""
+    return not layout.prefix and len({(stream.axes[-1], stream.group) for stream in layout.streams}) == 1
 
 
 def extent_name(layout: Layout, stream: str, axis: str) -> str:
     """``NUM_HEADS``, ``HEAD_DIM``, or ``VALUE_DIM`` where the streams differ."""
     if axis == "head":
-        return "NUM_HEADS"
+        return f"{layout.prefix.upper()}NUM_HEADS"
     return "HEAD_DIM" if one_dim(layout) else f"{stream.upper()}_DIM"
 
 
@@ -29,12 +29,20 @@ def index_name(layout: Layout, stream: str, axis: str) -> str:
 
 def block_size_name(layout: Layout) -> str:
     """The constant, or the argument in lower case, that holds the tokens of a block."""
-    name = "MAX_SEQ_LEN" if layout.contiguous else "BLOCK_SIZE"
+    name = layout.prefix.upper() + ("MAX_SEQ_LEN" if layout.contiguous else "BLOCK_SIZE")
     return name.lower() if layout.block_size is None else name
 
 
 def num_blocks_name(layout: Layout) -> str:
-    return "num_requests" if layout.contiguous else "num_blocks"
+    return layout.prefix + ("num_requests" if layout.contiguous else "num_blocks")
+
+
+def num_layers_name(layout: Layout) -> str:
+    """The constant, or the variable in lower case, that holds how many layers there are; nothing without the axis."""
+    if layout.layers is None:
+        return ""
+    name = f"{layout.prefix.upper()}NUM_LAYERS"
+    return name.lower() if layout.layers.extent is None else name
 
 
 def extents_of(layout: Layout, stream: str) -> dict[str, int | None]:

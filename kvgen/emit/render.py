@@ -13,24 +13,28 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from kvgen.emit.module import build_module
+from kvgen.emit.transfer_module import build_transfer_module
 from kvgen.layout import Layout
 from kvgen.resources import folder
+from kvgen.transfer import Transfer
 
 FORMAT = ["format", "--isolated", "--quiet", "--no-cache", "--line-length", "120", "--target-version", "py311"]
 
 
-def render_layout(layout: Layout) -> str:
-    """The text of a layout's module, formatted."""
+def render_layout(layout: Layout | Transfer) -> str:
+    """The text of the module of a layout or a transfer, formatted."""
     return next(iter(render_all([layout]).values()))
 
 
-def render_all(layouts: Sequence[Layout]) -> dict[str, str]:
-    """File name to text for every layout, formatted in one run of the formatter."""
+def render_all(layouts: Sequence[Layout | Transfer]) -> dict[str, str]:
+    """File name to text for every layout and transfer, formatted in one run of the formatter."""
     return _format({f"{layout.name}.py": render_raw(layout) for layout in layouts})
 
 
-def render_raw(layout: Layout) -> str:
-    """The text of a layout's module as the templates print it."""
+def render_raw(layout: Layout | Transfer) -> str:
+    """The text of a module as the templates print it."""
+    if isinstance(layout, Transfer):
+        return _environment().get_template("transfer.py.j2").render(m=build_transfer_module(layout))
     module = build_module(layout)
     contexts = {"m": module, "a": module.addressing, "t": module.page_table, "o": module.ops}
     return _environment().get_template("module.py.j2").render(contexts)

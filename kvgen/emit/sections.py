@@ -33,6 +33,7 @@ class Side:
     bits_type: str = ""
     runs: bool = False
     run: str = ""
+    whole: str = "whole"  # the variable that says whether they are
 
 
 @dataclass(frozen=True, slots=True)

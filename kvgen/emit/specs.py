@@ -9,9 +9,12 @@ from kvgen.emit.args import Arg
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.names import TRITON_TYPES
 from kvgen.emit.pages import PAGE_TABLE_TYPES, PageFunction, build_page_functions, build_page_table, compact_numbers
+from kvgen.emit.transfer import TransferKernel, build_transfer_kernel
 from kvgen.layout import Layout
 from kvgen.lower import lower
 from kvgen.lower_pages import page_plans
+from kvgen.lower_transfer import lower_transfer
+from kvgen.transfer import Transfer
 
 BY_TARGET = "by target"
 """The value of a constexpr that depends on the target: whether it casts to 8-bit floats as the integer recipe does."""
@@ -41,8 +44,10 @@ class KernelSpec:
         return f"{self.name}: {self.form}" if self.form else self.name
 
 
-def kernels(layout: Layout) -> list[KernelSpec]:
-    """Every kernel of the layout's module, in every form that is compiled differently."""
+def kernels(layout: Layout | Transfer) -> list[KernelSpec]:
+    """Every kernel of a module, in every form that is compiled differently."""
+    if isinstance(layout, Transfer):
+        return [s for plan in lower_transfer(layout) for s in _transfer_forms(build_transfer_kernel(layout, plan))]
     found = [spec for plan in lower(layout) for spec in _forms(build_kernel(layout, plan))]
     return [*found, *_pages(layout), *_addressing(layout)]
 
@@ -86,13 +91,25 @@ def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
             yield _spec(kernel, arg.value, {"optional": arg.type})
 
 
-def _spec(kernel: Kernel, form: str, chosen: Mapping[str, object], num_warps: int | None = None) -> KernelSpec:
+def _transfer_forms(kernel: TransferKernel) -> Iterator[KernelSpec]:
+    """With as many programs as there is work for, and capped."""
+    yield _spec(kernel, "", {})
+    sched = kernel.schedule
+    if (sched.tokens, sched.num_warps) != (sched.capped_tokens, sched.capped_warps):
+        yield _spec(kernel, "capped", {"tokens": sched.capped_tokens}, sched.capped_warps)
+
+
+def _spec(
+    kernel: Kernel | TransferKernel, form: str, chosen: Mapping[str, object], num_warps: int | None = None
+) -> KernelSpec:
     plain = {
         "tile": DYNAMIC_TILE,
         "tokens": kernel.schedule.tokens,
         "flag": False,
-        "unit": kernel.stride_unit,
         "native": BY_TARGET,
+        "heads": DYNAMIC_TILE,
+        "aligned": True,
+        "dtype": "tl.bfloat16",
     }
     values = plain | {"optional": None} | chosen
     signature: dict[str, str] = {}
@@ -100,8 +117,9 @@ def _spec(kernel: Kernel, form: str, chosen: Mapping[str, object], num_warps: in
     divisible = []
     for arg in kernel.args:
         given = arg.role == "optional" and values["optional"] is not None
-        if arg.role in values and not given:
-            signature[arg.name], constexprs[arg.name] = "constexpr", values.get(arg.value, values[arg.role])
+        if (arg.role in values or arg.compiled is not None) and not given:
+            signature[arg.name] = "constexpr"
+            constexprs[arg.name] = arg.compiled or values.get(arg.value, values.get(arg.role))
             continue
         signature[arg.name] = arg.type
         if given or _divisible(arg):

@@ -20,7 +20,9 @@ from kvgen.harness.compare import Mismatch, Unsupported
 from kvgen.harness.interpreter import exact_widening, without_warnings
 from kvgen.harness.pools import HUGE_ELEMENTS, PoolFactory
 from kvgen.harness.report import Report, Result
+from kvgen.harness.transfers import run_transfer
 from kvgen.layout import Layout
+from kvgen.transfer import Transfer
 
 
 def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
@@ -44,7 +46,7 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
 
 
 def run(
-    layout: Layout,
+    layout: Layout | Transfer,
     module: Any,
     *,
     device: str = "cpu",
@@ -61,6 +63,8 @@ def run(
     ``functions``: those that are there to be tested, of a module that somebody else wrote. What they refuse is then
     theirs to decide. ``options`` stand in the command line that repeats a case.
     """
+    if isinstance(layout, Transfer):
+        return run_transfer(layout, module, device, seed, only, functions, options)
     pools = PoolFactory(layout, device, seed)
     found = cases(layout, device, pools.variants())
     if functions is not None:

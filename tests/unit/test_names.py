@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kvgen.documents import load
 from kvgen.names import argument_objection, objection
-from kvgen.resolve import load
 
 ROOT = Path(__file__).parents[2]
-MODULES = sorted((ROOT / "generated").glob("*.py"))
+LAYOUTS = sorted((ROOT / "layouts").glob("*.yaml"))
+TRANSFERS = sorted((ROOT / "layouts" / "transfers").glob("*.yaml"))
 
 
 def is_device_function(node: ast.stmt) -> bool:
@@ -33,14 +34,29 @@ def identifiers(text: str) -> Iterator[str]:
             yield node.name
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def generated(path: Path) -> str:
+    return (ROOT / "generated" / f"{path.stem}.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", LAYOUTS, ids=lambda path: path.stem)
 def test_no_name_of_a_generated_module_is_free(path: Path):
-    layout = load(ROOT / "layouts" / f"{path.stem}.yaml")
+    layout = load(path)
     own = [item.name for item in (*layout.streams, *layout.buffers)]
     own += [layout.slots.remap] if layout.slots.remap else []
     scales = [scale for stream in layout.streams for scale in (stream.scale, stream.scale and stream.scale.scale)]
     own += [scale.argument for scale in scales if scale]
-    used = set(identifiers(path.read_text(encoding="utf-8"))) - set(own)
+    used = set(identifiers(generated(path))) - set(own)
+    assert {name for name in used if argument_objection(name, own) is None} == set()
+
+
+@pytest.mark.parametrize("path", TRANSFERS, ids=lambda path: path.stem)
+def test_no_name_in_a_kernel_of_a_transfer_is_free(path: Path):
+    """What begins with ``src_`` or ``dst_`` is no stream's name, and no other name of a layout occurs there."""
+    own = [stream.name for stream in load(path).source.streams]
+    body = ast.parse(generated(path)).body
+    kernels = [node for node in body if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")]
+    names = identifiers(ast.unparse(ast.Module(kernels, [])))
+    used = {name for name in names if not name.startswith(("src_", "dst_"))} - set(own)
     assert {name for name in used if argument_objection(name, own) is None} == set()
 
 

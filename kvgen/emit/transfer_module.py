@@ -1,0 +1,323 @@
+"""The context of a transfer's module: its functions, their checks, and what they call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvgen import sizes
+from kvgen.emit.codebook import Book, codebooks
+from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
+from kvgen.emit.launch import BufferCheck, ScaleCheck, Size, scale_check, shape_parts, sizes_of
+from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, num_layers_name, tuple_text
+from kvgen.emit.packing import Packing, packings
+from kvgen.emit.transfer import TransferKernel, build_transfer_kernel
+from kvgen.emit.transfer_docs import function_doc, module_doc
+from kvgen.layout import Buffer, Layout, leaves_of
+from kvgen.lower_transfer import lower_transfer
+from kvgen.plan import Plan
+from kvgen.transfer import Transfer, leaves_of_stream
+
+
+@dataclass(frozen=True, slots=True)
+class SideChecks:
+    """What a function requires of one side's tensors. ``tables`` are lists of tensors, one a layer."""
+
+    prefix: str
+    slots: str
+    tables: tuple[str, ...]
+    sizes: tuple[Size, ...]
+    buffers: tuple[BufferCheck, ...]
+    scales: tuple[ScaleCheck, ...]
+    layer: bool
+    num_layers: str
+    heads: str
+    num_slots: str
+    block_size: str
+    unit: int
+    counted: bool  # whether strides are counted in such units
+    strided: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFunction:
+    """One public function of a transfer's module."""
+
+    name: str
+    summary: str
+    doc: tuple[str, ...]
+    parameters: tuple[str, ...]
+    slots: str
+    sides: tuple[SideChecks, ...]
+    kernel: TransferKernel
+    same: tuple[tuple[str, str], ...]  # buffers of the two sides that hold the same values: their types must agree
+    dtypes: str  # of values that lie in bytes and are worked on
+    first_dtype: str
+    heads: bool
+    head_counts: str
+    whole_heads: str  # what all heads share and is written with them, so that all must be moved
+    most_heads: str
+    layers: tuple[str, ...]  # how many layers there are, by each thing that tells
+    arguments: tuple[str, ...]
+    aligned: str
+    covered: str
+    times: str
+    tokens: str
+    options: str
+    uses: dict[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferModule:
+    """A generated module, ready to print."""
+
+    title: str
+    doc: tuple[str, ...]
+    exports: str
+    constants: tuple[tuple[str, str], ...]
+    description: str
+    functions: tuple[TransferFunction, ...]
+    kernels: tuple[TransferKernel, ...]
+    tables: bool
+    types: bool
+    heads: bool
+    all_layers: bool
+    casts: bool
+    scaled: bool
+    uses_codes: bool
+    codes: dict[str, bool]
+    fp8: tuple[Fp8, ...]
+    integers: tuple[Integer, ...]
+    packs: tuple[Packing, ...]
+    codebooks: tuple[Book, ...]
+    indexed: bool
+    stride_unit: bool
+
+
+def build_transfer_module(transfer: Transfer) -> TransferModule:
+    """Everything the module template prints for a transfer."""
+    kernels = tuple(build_transfer_kernel(transfer, plan) for plan in lower_transfer(transfer))
+    functions = tuple(_function(transfer, kernel) for kernel in kernels)
+    coded = {copy.stream for copy in kernels[0].plan.copies if not copy.leaf}
+    used = frozenset(name for layout in transfer.sides for name in helpers(layout, coded))
+    packs = _packings(transfer, kernels[0])
+    tables = any(kernel.uses["tables"] for kernel in kernels)
+    names = [
+        "TRANSFER",
+        *(["PointerTable", "pointer_table"] if tables else []),
+        *(kernel.plan.name for kernel in kernels),
+    ]
+    return TransferModule(
+        title=f"{transfer.name}: {transfer.summary}" if transfer.summary else transfer.name,
+        doc=tuple(module_doc(transfer)),
+        exports=repr(names),
+        constants=tuple(_constants(transfer)),
+        description=repr(describe(transfer)),
+        functions=functions,
+        kernels=kernels,
+        tables=tables,
+        types=any(function.dtypes for function in functions),
+        heads=transfer.sharded,
+        all_layers=transfer.layers == "all",
+        casts=any(kernel.uses["native"] for kernel in kernels),
+        scaled=any(side.scales for function in functions for side in function.sides),
+        uses_codes=bool(used or packs),
+        codes={name: name in used for name in CODE_FUNCTIONS},
+        fp8=fp8_formats(used),
+        integers=integers(used),
+        packs=packs,
+        codebooks=tuple(dict.fromkeys(book for layout in transfer.sides for book in codebooks(layout, coded))),
+        indexed=any(side.layer for function in functions for side in function.sides),
+        stride_unit=any(kernel.uses["stride_unit"] for kernel in kernels),
+    )
+
+
+def _packings(transfer: Transfer, kernel: TransferKernel) -> tuple[Packing, ...]:
+    """How those codes share bytes that are taken apart or put together."""
+    found = {pack.bits for move in kernel.coded for pack in (*move.unpacked, *move.packed)}
+    found |= {c.pack.bits for move in kernel.coded for c in (*move.decoded, *move.encoded) if c.pack}
+    packs = {pack.bits: pack for layout in transfer.sides for pack in packings(layout)}
+    return tuple(pack for bits, pack in sorted(packs.items()) if bits in found)
+
+
+def describe(transfer: Transfer) -> dict[str, Any]:
+    """The transfer as plain data, for programs that use the module."""
+    return {
+        "name": transfer.name,
+        "summary": transfer.summary,
+        "source": transfer.source.name,
+        "destination": transfer.destination.name,
+        "layers": transfer.layers,
+        "streams": {s.name: "moved" if transfer.raw(s.name) else "requantised" for s in transfer.source.streams},
+        "buffers": {
+            buffer.name: {"order": sizes.order(layout, buffer.place), "holds": list(leaves_of(buffer.place))}
+            for layout in transfer.sides
+            for buffer in layout.buffers
+        },
+    }
+
+
+def _constants(transfer: Transfer) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    for layout in transfer.sides:
+        if layout.block_size is not None:
+            found[block_size_name(layout)] = str(layout.block_size)
+        if layout.layers and layout.layers.extent is not None:
+            found[num_layers_name(layout)] = str(layout.layers.extent)
+        for stream in layout.streams:
+            for axis in stream.axes:
+                if axis.extent is not None:
+                    found[extent_name(layout, stream.name, axis.name)] = str(axis.extent)
+    found["PROGRAMS"] = str(transfer.programs)
+    return list(found.items())
+
+
+def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
+    plan, sched = kernel.plan, kernel.schedule
+    summary, doc = function_doc(transfer, plan)
+    sides = tuple(_side(transfer, kernel, layout, i) for i, layout in enumerate(transfer.sides))
+    encoded = any(not copy.leaf for copy in plan.copies)
+    dtypes = _value_types(transfer, kernel)
+    return TransferFunction(
+        name=plan.name,
+        summary=summary,
+        doc=doc,
+        parameters=tuple(_parameters(transfer, kernel, sides)),
+        slots=sides[0].slots,
+        sides=sides,
+        kernel=kernel,
+        same=tuple(_same(transfer, plan)),
+        dtypes=tuple_text(dtypes) if dtypes else "",
+        first_dtype=dtypes[0] if dtypes else "",
+        heads=transfer.sharded,
+        head_counts=", ".join(_head_name(layout) for layout in transfer.sides),
+        whole_heads=_shared_by_heads(transfer),
+        most_heads=_head_name(transfer.source),
+        layers=tuple(_layer_counts(transfer, sides)),
+        arguments=tuple(arg.value for arg in kernel.args),
+        aligned=" and ".join(f"{table}_table.aligned" for side in sides for table in side.tables),
+        covered=", ".join(f"{side.prefix}count * {side.block_size}" for side in sides),
+        times=(" * num_layers" if transfer.layers == "all" else "")
+        + (f" * triton.cdiv(heads, {sched.heads})" if sched.heads else ""),
+        tokens=_unless_capped(sched.tokens, sched.capped_tokens),
+        options=_options(kernel, encoded),
+        uses=kernel.uses,
+    )
+
+
+def _unless_capped(plain: int, capped: int) -> str:
+    return str(plain) if plain == capped else f"{plain} if programs is None else {capped}"
+
+
+def _options(kernel: TransferKernel, encoded: bool) -> str:
+    sched = kernel.schedule
+    warps = f"num_warps={_unless_capped(sched.num_warps, sched.capped_warps)}"
+    return warps + (", enable_fp_fusion=False" if encoded else "")
+
+
+def _side(transfer: Transfer, kernel: TransferKernel, layout: Layout, index: int) -> SideChecks:
+    side, scales = kernel.sides[index], _argument_scales(layout, kernel.plan)
+    views = [
+        copy.destination if index else copy.source for copy in kernel.plan.copies if copy.leaf in ("", copy.stream)
+    ]
+    return SideChecks(
+        prefix=layout.prefix,
+        slots="slots" if kernel.uses["by_slots"] else "blocks",
+        tables=side.tables,
+        sizes=tuple(sizes_of(layout, list(layout.buffers))),
+        buffers=tuple(_buffer(layout, buffer, kernel.plan) for buffer in layout.buffers),
+        scales=tuple(scale_check(layout, scale) for scale in scales),
+        layer=side.layer,
+        num_layers=num_layers_name(layout),
+        heads=_head_name(layout),
+        num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
+        block_size=block_size_name(layout),
+        unit=kernel.stride_units[index],
+        counted=kernel.stride_units[index] > 1,
+        strided=", ".join(dict.fromkeys(view.tensor for view in views)),
+    )
+
+
+def _buffer(layout: Layout, buffer: Buffer, plan: Plan) -> BufferCheck:
+    dtypes = tuple_text([f"torch.{dtype}" for dtype in buffer.dtypes])
+    views = [view for copy in plan.copies for view in (*copy.views, copy.onto.scale, copy.onto.zero) if view]
+    align = max([v.access for v in views if v.tensor == buffer.name and v.unit < v.access], default=1)
+    return BufferCheck(buffer.name, tuple_text(shape_parts(layout, buffer)), dtypes, align)
+
+
+def _head_name(layout: Layout) -> str:
+    for stream in layout.streams:
+        for axis in stream.axes:
+            if axis.name == "head":
+                name = extent_name(layout, stream.name, "head")
+                return name.lower() if axis.extent is None else name
+    return ""
+
+
+def _argument_scales(layout: Layout, plan: Plan):
+    scales = [layout.stream(copy.stream).scale for copy in plan.copies if not copy.leaf]
+    parts = [part for scale in scales if scale for part in (scale, scale.scale) if part]
+    return list({part.name: part for part in parts if not part.stored}.values())
+
+
+def _same(transfer: Transfer, plan: Plan):
+    """Pairs of buffers whose elements are the values that are moved: one type on both sides."""
+    pairs = {}
+    for copy in plan.copies:
+        typed = all(view.unit == view.itemsize > 1 for view in (copy.source, copy.destination))
+        if copy.leaf and typed:
+            pairs[copy.source.tensor, copy.destination.tensor] = None
+    return list(pairs)
+
+
+def _value_types(transfer: Transfer, kernel: TransferKernel) -> list[str]:
+    """The types that values in bytes may be taken for, where it matters."""
+    if not any(arg.role == "dtype" for arg in kernel.args):
+        return []
+    kinds = [
+        layout.stream(copy.stream).dtypes
+        for copy in kernel.plan.copies
+        if not copy.leaf
+        for layout, view in zip(transfer.sides, (copy.source, copy.destination), strict=True)
+        if layout.stream(copy.stream).encoding is None and view.unit != view.itemsize
+    ]
+    return [f"torch.{dtype}" for dtype in kinds[0] if all(dtype in other for other in kinds)]
+
+
+def _shared_by_heads(transfer: Transfer) -> str:
+    """What is written and does not vary over heads, of streams that do."""
+    for stream in transfer.destination.streams:
+        if stream.axes[0].name != "head":
+            continue
+        dynamic = stream.scale is not None and stream.scale.dynamic
+        for leaf in leaves_of_stream(transfer.destination, stream.name):
+            if (transfer.raw(stream.name) or dynamic) and "head" not in [axis.name for axis in leaf.axes]:
+                return leaf.name
+    return ""
+
+
+def _layer_counts(transfer: Transfer, sides: tuple[SideChecks, ...]) -> list[str]:
+    if transfer.layers == "one":
+        return []
+    counts = []
+    for side in sides:
+        counts += [f"len({table}_table.tensors)" for table in side.tables]
+        counts += [side.num_layers] if side.num_layers else []
+    return list(dict.fromkeys(counts))
+
+
+def _parameters(transfer: Transfer, kernel: TransferKernel, sides: tuple[SideChecks, ...]) -> list[str]:
+    names = [buffer.name for side in sides for buffer in side.buffers]
+    names += [f"{side.prefix}{side.slots}" for side in sides]
+    names += [scale.name for side in sides for scale in side.scales]
+    keywords = [f"{side.prefix}layer" for side in sides if side.layer]
+    if transfer.sharded:
+        extents = {
+            axis.extent for layout in transfer.sides for s in layout.streams for axis in s.axes if axis.name == "head"
+        }
+        keywords += (
+            ["src_head", "dst_head", "heads"] if len(extents) > 1 else ["src_head=0", "dst_head=0", "heads=None"]
+        )
+    keywords += ["num_tokens=None"] if kernel.uses["by_blocks"] else []
+    keywords += ["dtype=None"] if any(arg.role == "dtype" for arg in kernel.args) else []
+    return [*names, "*", *keywords, "programs=PROGRAMS"]

@@ -1,0 +1,208 @@
+"""Transfers: what the harness finds, what is moved and what keeps its bytes, and what a call refuses."""
+
+from __future__ import annotations
+
+import inspect
+import os
+
+import pytest
+import torch
+
+from kvgen import harness, runtime
+from kvgen.documents import load_text
+from kvgen.emit import render_layout
+from kvgen.harness.pools import Sizes, tensor_shape
+from kvgen.transfer import Transfer
+from tests import pairs
+from tests.generated import ROOT, TRANSFERS, module_of, transfer
+
+SMALL = "axes: {head: 2, dim: 16}, block_size: 4"
+
+
+def made(source: str, destination: str, rest: str = "") -> Transfer:
+    text = f"name: made\ntransfer:\n  from: {source}\n  to: {destination}\n{rest}\n"
+    return load_text(text, str(ROOT / "layouts" / "transfers" / "made.yaml"))
+
+
+def assert_passes(what: Transfer, *only: str) -> None:
+    report = harness.run(what, module_of(what), only=only or None)
+    assert report.ok, str(report)
+    assert report.count("passed") >= len(only)
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "rest"),
+    [
+        (f"{{layout: paged_nhd, {SMALL}}}", f"{{layout: paged_hnd, {SMALL}}}", ""),
+        (f"{{layout: paged_x_vector, {SMALL}}}", f"{{layout: packed_nhd, {SMALL}}}", "layers: all"),
+        (f"{{layout: stacked_nhd, {SMALL}}}", f"{{layout: cross_layer_hnd, {SMALL}}}", "layers: all"),
+        (f"{{layout: flat_slots, {SMALL}}}", "{layout: swa_nhd, axes: {head: 3, dim: 16}, block_size: 6}", ""),
+    ],
+    ids=["nhd_to_hnd", "x_vector_to_packed", "stacked_to_cross_layer", "three_heads_of_six"],
+)
+def test_every_case(source: str, destination: str, rest: str) -> None:
+    assert_passes(made(source, destination, rest))
+
+
+@pytest.mark.parametrize("name", TRANSFERS)
+def test_shipped_transfer(name: str) -> None:
+    what = transfer(name)
+    assert_passes(what, *(f"{function}" for function in ("transfer/T1", "transfer_blocks/one")))
+
+
+SAMPLE = pairs.compatible()[int(os.environ.get("KVGEN_PAIRS", "0")) :: 130]
+"""KVGEN_PAIRS=N starts the sample at the N-th pair; ``python -m tests.pairs`` runs them all."""
+
+
+@pytest.mark.parametrize("pair", SAMPLE, ids=[f"{a}-{b}" for a, b in SAMPLE])
+def test_pairs_of_shipped_layouts(pair: tuple[str, str]) -> None:
+    report = pairs.report(*pair)
+    assert report is None or report.ok, str(report)
+
+
+ROWS = {
+    92: "streams: {key: {head: none, dim: 46}, value: key}",
+    132: "streams: {key: {head: none, dim: 66}, value: key}",
+    528: "streams: {key: {head: none, dim: 528, dtype: int8}, value: key}",
+    1536: "streams: {key: {head: none, dim: 768}, value: key}",
+}
+
+
+@pytest.mark.parametrize("size", ROWS)
+def test_rows_of_any_size_end_where_they_end(size: int) -> None:
+    """Both neighbours of a row, and of the pool's first and last, keep their bytes."""
+    buffers = "buffers: {pool: {order: block slot, fields: [key, value]}}"
+    side = f"{{layout: paged_nhd, {ROWS[size]}, {buffers}, block_size: 2, axes: {{head: 1}}}}"
+    what = made(side, side)
+    module = module_of(what)
+    source, destination = (torch.randint(0, 256, (2, 2, 2 * size), dtype=torch.uint8) for _ in range(2))
+    wanted = destination.clone()
+    wanted[0, 0], wanted[1, 1] = source[1, 1], source[0, 0]
+    kind = torch.int8 if size == 528 else torch.bfloat16
+    pools = [tensor.view(kind) for tensor in (source, destination)]
+    module.transfer(*pools, torch.tensor([3, 0]), torch.tensor([0, 3]))
+    assert torch.equal(destination, wanted)
+
+
+def test_nothing_is_told_from_sizes() -> None:
+    """Two heads, two tokens a block, two layers, two blocks, and two values a head."""
+    two = "axes: {head: 2, dim: 2, layer: 2}, block_size: 2"
+    source = (
+        f"{{layout: paged_nhd, {two}, buffers: {{pool: {{holds: [key, value], order: block kv layer slot head dim}}}}}}"
+    )
+    target = (
+        f"{{layout: paged_nhd, {two}, buffers: {{pool: {{holds: [value, key], order: dim layer head block slot kv}}}}}}"
+    )
+    what = made(source, target, "layers: all")
+    pool = torch.arange(64, dtype=torch.int16).view(torch.bfloat16).view(2, 2, 2, 2, 2, 2)
+    found = torch.zeros(2, 2, 2, 2, 2, 2, dtype=torch.bfloat16)
+    module_of(what).transfer_blocks(pool, found, torch.tensor([0, 1]), torch.tensor([1, 0]))
+    wanted = pool.view(torch.int16).permute(5, 2, 4, 0, 3, 1).flip(3).flip(5)
+    assert torch.equal(found.view(torch.int16), wanted)
+
+
+@pytest.mark.parametrize(("there", "back"), [("packed_hnd", "paged_x_vector"), ("nhd_nvfp4", "packed_nvfp4")])
+def test_there_and_back_is_the_identity(there: str, back: str) -> None:
+    """Of equal encodings the bytes come back as they were."""
+    sides = [f"{{layout: {name}, axes: {{head: 2, dim: 32}}, block_size: 4}}" for name in (there, back)]
+    modules = [module_of(made(*sides)), module_of(made(*sides[::-1]))]
+    first, second = made(*sides).sides
+    start, middle, end = buffers_of(first), buffers_of(second), buffers_of(first)
+    slots = torch.arange(12)
+    modules[0].transfer(*start, *middle, slots, slots.flip(0))
+    modules[1].transfer(*middle, *end, slots.flip(0), slots)
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(start, end, strict=True))
+
+
+def buffers_of(layout) -> list[torch.Tensor]:
+    """Three blocks of random bytes in every buffer."""
+    sizes = Sizes(3, layout.block_size, 1, {})
+    made = []
+    for buffer in layout.buffers:
+        shape = tensor_shape(layout, buffer, sizes)
+        whole = torch.randint(0, 256, (*shape[:-1], shape[-1] * buffer.unit), dtype=torch.uint8)
+        made.append(whole.view(getattr(torch, buffer.dtypes[0])))
+    return made
+
+
+def test_heads_of_two_ranks_and_back() -> None:
+    """Eight heads to two pools of four, and together again; other heads keep their bytes."""
+    eight, four = (f"{{layout: paged_nhd, axes: {{head: {n}, dim: 16}}, block_size: 4}}" for n in (8, 4))
+    apart, together = module_of(made(eight, four)), module_of(made(four, eight))
+    whole = [torch.randn(3, 4, 8, 16).bfloat16() for _ in range(2)]
+    slots = torch.arange(12)
+    again = [torch.full((3, 4, 8, 16), 7.0).bfloat16() for _ in range(2)]
+    for rank in range(2):
+        part = [torch.zeros(3, 4, 4, 16).bfloat16() for _ in range(2)]
+        apart.transfer(*whole, *part, slots, slots, src_head=4 * rank, dst_head=0, heads=4)
+        for cache, held in zip(whole, part, strict=True):
+            assert torch.equal(held, cache[:, :, 4 * rank : 4 * rank + 4])
+        together.transfer(*part, *again, slots, slots.flip(0), src_head=1, dst_head=4 * rank + 1, heads=3)
+    for cache, held in zip(whole, again, strict=True):
+        moved = cache.view(12, 8, 16).flip(0).view(3, 4, 8, 16).clone()
+        moved[:, :, ::4] = 7
+        assert torch.equal(held, moved)
+
+
+def test_one_scale_for_both_sides_is_no_argument() -> None:
+    """The codes of equal static scales are moved; what is requantised takes a scale for each side."""
+    side = f"{{layout: nhd_fp8_tensor, {SMALL}}}"
+    assert scales_of(made(side, side)) == []
+    four = ["src_key_scale", "src_value_scale", "dst_key_scale", "dst_value_scale"]
+    assert scales_of(made(side, side, "convert: requantise")) == four
+
+
+def scales_of(what: Transfer) -> list[str]:
+    parameters = inspect.signature(module_of(what).transfer).parameters
+    return [name for name in parameters if "scale" in name]
+
+
+@pytest.fixture(scope="module")
+def hnd():
+    what = made(f"{{layout: paged_nhd, {SMALL}}}", f"{{layout: paged_hnd, {SMALL}}}", "layers: all")
+    return runtime.import_module("hnd", render_layout(what))
+
+
+def pools(dtype: torch.dtype = torch.bfloat16) -> list[list[torch.Tensor]]:
+    nhd, head_first = (torch.zeros(2, 3, 4, 2, 16, dtype=dtype), torch.zeros(2, 3, 2, 4, 16, dtype=dtype))
+    return [list(nhd), list(nhd.clone()), list(head_first), list(head_first.clone())]
+
+
+SLOTS = torch.tensor([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({0: None}, TypeError, "src_key_cache: expected a list of tensors, one a layer"),
+        ({0: []}, ValueError, "src_key_cache: expected a tensor for each layer, got none"),
+        ({1: pools()[1][:1]}, ValueError, "layers: expected one number on both sides, got 2 and 1 and 2 and 2"),
+        ({2: pools(torch.float16)[2]}, TypeError, "dst_key_cache: expected dtype torch.bfloat16, as at the source"),
+        ({3: pools()[0]}, ValueError, "dst_value_cache: expected shape"),
+        ({0: [pools()[0][0], pools()[0][1].clone()[:2]]}, ValueError, r"src_key_cache\[1\]: expected shape"),
+        ({4: torch.tensor([1])}, ValueError, "dst_slots: expected length 1, got 2"),
+        ({4: torch.tensor([1.0])}, TypeError, "src_slots: expected dtype torch.int32 or torch.int64"),
+        ({5: [1, 2]}, TypeError, "dst_slots: expected a tensor, got list"),
+        ({"heads": 3}, ValueError, "src_head: expected 3 heads from it on, of 2, got 0"),
+        ({"dst_head": 1}, ValueError, "dst_head: expected 2 heads from it on, of 2, got 1"),
+        ({"heads": 0}, ValueError, "heads: expected at least 1, got 0"),
+        ({"programs": 0}, ValueError, "programs: expected at least 1, got 0"),
+        ({"programs": 1.5}, TypeError, "programs: expected an integer, got 1.5"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused(hnd, change: dict, kind: type, message: str) -> None:
+    arguments = [*pools(), SLOTS, SLOTS]
+    options = {key: value for key, value in change.items() if isinstance(key, str)}
+    for index, value in change.items():
+        if isinstance(index, int):
+            arguments[index] = value
+    with pytest.raises(kind, match=f"^{message}"):
+        hnd.transfer(*arguments, **options)
+
+
+def test_lists_of_blocks_hold_as_many_tokens(hnd) -> None:
+    with pytest.raises(ValueError, match="dst_blocks: expected 8 tokens, as src_blocks hold, got 4"):
+        hnd.transfer_blocks(*pools(), torch.tensor([0, 1]), torch.tensor([0]))
+    with pytest.raises(ValueError, match="num_tokens: src_blocks hold 8, dst_blocks 4, got 5"):
+        hnd.transfer_blocks(*pools(), torch.tensor([0, 1]), torch.tensor([0]), num_tokens=5)
+    hnd.transfer_blocks(*pools(), torch.tensor([0, 1]), torch.tensor([0]), num_tokens=4)
