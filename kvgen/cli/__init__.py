@@ -13,9 +13,11 @@ from kvgen.cli.build import build
 from kvgen.cli.check import check
 from kvgen.cli.common import report
 from kvgen.cli.compile import compile_kernels
+from kvgen.cli.diff import diff
 from kvgen.cli.explain import explain
 from kvgen.cli.list import list_layouts
 from kvgen.cli.new import new
+from kvgen.cli.plan import plan
 from kvgen.cli.schema import schema
 from kvgen.cli.show import show
 from kvgen.cli.test import test
@@ -33,6 +35,8 @@ app.command()(build)
 app.command()(check)
 app.command(name="list")(list_layouts)
 app.command()(show)
+app.command()(diff)
+app.command()(plan)
 app.command()(new)
 app.command()(schema)
 app.command(name="compile")(compile_kernels)

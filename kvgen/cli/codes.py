@@ -116,6 +116,15 @@ COMMANDS: dict[str, Entry] = {
             "those of the generated function. Any other difference takes a function of yours in between."
         ),
     ),
+    "KV716": Entry(
+        title="There is no plan between these layouts",
+        cause=(
+            "`kvgen plan` lists runs of bytes from one layout to another. Both hold the same streams, and their sizes "
+            "are the same numbers. Heads are dealt evenly to ranks, or ranks evenly to heads."
+        ),
+        example="",
+        cure="Copy a layout with `kvgen new NAME --like OTHER` and give it the sizes of the other side.",
+    ),
     "KV721": Entry(
         title="A kernel does not compile",
         cause="A target's compiler refused a generated kernel. That is a mistake of kvgen's.",

@@ -1,0 +1,424 @@
+"""The runs of bytes that move tokens from one layout to another: what an RDMA or copy engine is given.
+
+The unit is a chunk of as many tokens as the least common multiple of both block sizes, so whole blocks on both sides.
+Axes are cut where either side cuts them; what repeats without a gap on both sides is one run. Strides are the smallest
+ones of either layout; where a caller's are larger, runs end at that dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from kvgen.amount import Amount
+from kvgen.axes import Digit
+from kvgen.layout import Layout, Stream
+from kvgen.spots import Spot, Term, all_spots
+
+SHORT = 4096
+"""Bytes below which a run costs an engine more than its bytes do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one index of a loop adds on one side: ``stride`` bytes each time, or ``offsets`` where it is not even.
+
+    ``blocks`` says which block of the chunk every index is in; empty where the loop stays in one.
+    """
+
+    stride: Amount | None
+    offsets: tuple[int, ...] = ()
+    blocks: tuple[int, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """An index that runs are repeated over, ``axis // div`` of it; ``count`` is None where the launch knows it."""
+
+    axis: str
+    div: int
+    count: int | None
+    source: Step
+    destination: Step
+
+    @property
+    def index(self) -> str:
+        return self.axis if self.div == 1 else f"{self.axis}//{self.div}"
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where runs of a move begin on one side, loops aside: a tensor, an offset in bytes, and that as text."""
+
+    tensor: str
+    offset: Amount
+    text: str
+    block: Amount  # bytes from block to block
+    block_text: str
+    layer: Amount  # bytes from layer to layer, where the caller chooses one and the other side has none
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Runs of ``nbytes``, one for each combination of ``loops``, slowest first; ``fields`` are the leaves in it."""
+
+    fields: tuple[str, ...]
+    nbytes: int
+    source: End
+    destination: End
+    loops: tuple[Loop, ...]
+
+    @property
+    def count(self) -> Amount:
+        """Runs of a chunk."""
+        total = Amount.of(1)
+        for loop in self.loops:
+            total *= Amount.of("num_layers" if loop.count is None else loop.count)
+        return total
+
+    @property
+    def addresses(self) -> tuple[str, str]:
+        """Where a run starts on either side, in bytes: names are the tensor, its strides, blocks and loops."""
+        return _address(self, self.source, "source"), _address(self, self.destination, "destination")
+
+
+def _address(move: Move, end: End, side: str) -> str:
+    block, texts = "0", [end.text] if end.text else []
+    for loop in move.loops:
+        step: Step = getattr(loop, side)
+        if step.stride is not None:
+            texts.append(f"{loop.index} * {step.text}")
+        elif step.text:
+            texts.append(step.text)
+        if step.blocks:
+            tokens = loop.div * len(step.blocks) // (step.blocks[-1] + 1)  # of a block
+            block = "token" if tokens == 1 else f"token//{tokens}"
+    return " + ".join([end.tensor, f"blocks[{block}] * {end.block_text}", *texts])
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """``count`` heads from ``source`` on of one rank become those from ``destination`` on of another."""
+
+    source_rank: int = 0
+    destination_rank: int = 0
+    source: int = 0
+    destination: int = 0
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Everything that one chunk takes between two ranks; ``problems`` are what bytes alone cannot do."""
+
+    tokens: int
+    source_blocks: int
+    destination_blocks: int
+    heads: Heads
+    moves: tuple[Move, ...]
+    fills: tuple[tuple[int, Move], ...]  # bytes, and the runs of the destination that are written with them
+    problems: tuple[str, ...]
+
+
+def shards(heads: int | None, source_ranks: int, destination_ranks: int) -> list[Heads]:
+    """Which heads go from which rank to which. Of ranks that hold the same heads, the first one sends.
+
+    ``heads`` are those of the model, None for streams without. A rank has heads / ranks of them, or one that several
+    ranks share. ValueError where they cannot be dealt evenly.
+    """
+    if heads is None:
+        return [Heads(min(rank, source_ranks - 1), rank) for rank in range(destination_ranks)]
+    ours, theirs = heads_of_rank(heads, source_ranks), heads_of_rank(heads, destination_ranks)
+    found = []
+    for rank in range(destination_ranks):
+        first = rank * heads // destination_ranks
+        for start in range(first - first % ours, first + theirs, ours):
+            low, high = max(start, first), min(start + ours, first + theirs)
+            sender = start * source_ranks // heads
+            found.append(Heads(sender, rank, low - start, low - first, high - low))
+    return found
+
+
+def heads_of_rank(heads: int, ranks: int) -> int:
+    if heads % ranks and ranks % heads:
+        raise ValueError(f"{heads} heads cannot be dealt to {ranks} ranks evenly")
+    return max(1, heads // ranks)
+
+
+def chunk(source: Layout, destination: Layout, heads: Heads = Heads()) -> Chunk:
+    """The moves of one chunk between two ranks. Both layouts say what one rank holds, and have constant sizes."""
+    tokens = math.lcm(source.block_size, destination.block_size)
+    problems = list(_refusals(source, destination))
+    moves: list[Move] = []
+    fills: list[tuple[int, Move]] = []
+    seen: list[str] = []
+    for spot in all_spots(destination) if not problems else ():
+        origin = _origin(source, spot, seen.count(spot.leaf))
+        seen.append(spot.leaf)
+        if origin is None:
+            fills.append((spot.fill, _move(destination, destination, spot, spot, tokens, Heads())))
+        elif why := _apart(source, destination, origin, spot, heads):
+            problems.append(why)
+        else:
+            moves.append(_move(source, destination, origin, spot, tokens, heads))
+    blocks = tokens // source.block_size, tokens // destination.block_size
+    found = tuple(_together(moves))
+    return Chunk(tokens, *blocks, heads, found, tuple(fills), tuple(dict.fromkeys(problems)))
+
+
+def _origin(source: Layout, spot: Spot, place: int) -> Spot | None:
+    """Where the source has what belongs to a spot: the leaf in as many places as it has, or padding filled alike."""
+    if spot.fill is None:
+        found = [other for other in all_spots(source) if other.leaf == spot.leaf]
+        return found[min(place, len(found) - 1)]
+    return next((other for other in all_spots(source) if _padded_alike(other, spot)), None)
+
+
+def _padded_alike(ours: Spot, theirs: Spot) -> bool:
+    axes = [sorted((t.digit.axis, t.digit.div, t.digit.size or 0) for t in spot.terms) for spot in (ours, theirs)]
+    return (ours.fill, ours.nbytes, axes[0]) == (theirs.fill, theirs.nbytes, axes[1])
+
+
+def _refusals(source: Layout, destination: Layout) -> Iterator[str]:
+    for stream in source.streams:
+        theirs = destination.stream(stream.name)
+        if not same_encoding(stream, theirs):
+            yield f"{stream.name} is encoded differently: it must be decoded and encoded anew"
+
+
+def same_encoding(ours: Stream, theirs: Stream) -> bool:
+    """Whether bytes alone decode alike; how codes and scales come about is no part of that."""
+    return _meaning(ours) == _meaning(theirs)
+
+
+def _meaning(stream: Stream) -> object:
+    encoding = stream.encoding
+    if encoding is None:
+        return None
+    zero = encoding.zero and (encoding.zero.kind, encoding.zero.dtype)
+    return encoding.mode, encoding.code, encoding.rotation, zero, encoding.scale and _scale_meaning(encoding.scale)
+
+
+def _scale_meaning(scale) -> object:
+    axes = tuple((axis.name, axis.step) for axis in scale.axes)
+    return axes, scale.dtype, scale.stored, scale.given, scale.scale and _scale_meaning(scale.scale)
+
+
+def _apart(source: Layout, destination: Layout, origin: Spot, spot: Spot, heads: Heads) -> str | None:
+    """Why a leaf's bytes are not those of the other side, however they are cut."""
+    if spot.fill is not None:
+        return None
+    leaf = source.leaf(spot.leaf)
+    names = [axis.name for axis in leaf.axes]
+    if (origin.pack, origin.nbytes) != (spot.pack, spot.nbytes):
+        return f"codes of {spot.leaf} share bytes in another order: a kernel must repack them"
+    shared = [axis.step for axis in leaf.axes if axis.name == "slot"]
+    sizes = (source.block_size, destination.block_size)
+    if (not shared and sizes[0] != sizes[1]) or (shared and any(size % shared[0] for size in sizes)):
+        return f"tokens share {spot.leaf}, and blocks of {sizes[0]} and {sizes[1]} tokens do not share it alike"
+    whole = all(heads.count in (None, _heads(layout, leaf.stream)) for layout in (source, destination))
+    if "head" not in names and not whole and leaf.name != leaf.stream:
+        return f"all heads of a rank share {spot.leaf}, and ranks do not have the same heads"
+    return None
+
+
+def _heads(layout: Layout, stream: str) -> int | None:
+    return next((axis.extent for axis in layout.stream(stream).axes if axis.name == "head"), None)
+
+
+def _move(source: Layout, destination: Layout, origin: Spot, spot: Spot, tokens: int, heads: Heads) -> Move:
+    """The runs of one leaf, joined as far as strides allow."""
+    ends = (_Side(source, origin, tokens, heads.source), _Side(destination, spot, tokens, heads.destination))
+    extents = _extents(source, spot) | {"token": tokens}
+    if heads.count is not None and "head" in extents:
+        extents["head"] = heads.count
+    if source.layers and destination.layers:
+        extents["layer"] = source.layers.extent or destination.layers.extent
+    loops = []
+    for axis in ("layer", "token", "head", "dim"):
+        if axis in extents:
+            loops += _loops(axis, extents[axis], spot.pack, ends)
+    first, second = (side.end(chosen="layer" not in extents) for side in ends)
+    return _joined(Move((spot.leaf or "padding",), spot.nbytes, first, second, tuple(loops)))
+
+
+def _extents(layout: Layout, spot: Spot) -> dict[str, int | None]:
+    """Of the axes of a leaf, or of those that padding repeats over; layers and tokens aside."""
+    if spot.leaf:
+        return {axis.name: axis.reach for axis in layout.leaf(spot.leaf).axes if axis.name not in ("block", "slot")}
+    digits = [term.digit for term in spot.terms if term.digit.axis in ("head", "dim")]
+    return {digit.axis: max(d.div * d.size for d in digits if d.axis == digit.axis) for digit in digits}
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One side of a move: a spot whose block and slot are read as digits of the token in the chunk."""
+
+    layout: Layout
+    spot: Spot
+    tokens: int
+    head: int
+
+    def along(self, axis: str) -> list[Term]:
+        if axis != "token":
+            return list(self.spot.along(axis))
+        size = self.layout.block_size
+        slots = [replace(term, digit=replace(term.digit, axis="token")) for term in self.spot.along("slot")]
+        (block,) = self.spot.along("block")
+        return [*slots, replace(block, digit=Digit("token", size, self.tokens // size))]
+
+    def cuts(self, axis: str) -> set[int]:
+        """Where this side cuts an axis; a shard that begins inside a digit of heads cuts that."""
+        found: set[int] = set()
+        for term in self.along(axis):
+            top = [] if term.digit.size is None else [term.digit.div * term.digit.size]
+            found |= {term.digit.div, *top}
+        return {math.gcd(cut, self.head) if axis == "head" and self.head else cut for cut in found}
+
+    def step(self, axis: str, div: int, count: int | None) -> Step:
+        """What an index adds that counts ``div`` at a time."""
+        own = [t for t in self.along(axis) if t.digit.size is None or t.digit.div * t.digit.size > div]
+        own = [t for t in own if count is None or t.digit.div < div * count]
+        size = self.layout.block_size
+        if len(own) == 1 and own[0].digit.div <= div and own[0].digit.div != size * (axis == "token"):
+            (term,) = own
+            return Step(term.stride * (div // term.digit.div), text=_times(div // term.digit.div, term.text))
+        if axis != "token":
+            values = [self._value(own, i * div) for i in range(count or 0)]
+            return Step(None, tuple(values), text=_irregular(own, axis, div))
+        inside = [term for term in own if term.digit.div < size]
+        offsets = tuple(self._value(inside, i * div % size) for i in range(count))
+        blocks = tuple(i * div // size for i in range(count))
+        return Step(None, offsets, blocks, _irregular(inside, axis, div) if inside else "")
+
+    def _value(self, terms: Sequence[Term], index: int) -> int:
+        return sum(term.digit.of(index) * _whole(term.stride) for term in terms)
+
+    def end(self, chosen: bool) -> End:
+        """Where runs begin; ``chosen``: in a layer that is an index of its own."""
+        (block,) = self.spot.along("block")
+        offset, texts = self.spot.offset, [self.spot.base] if self.spot.base else []
+        layer = Amount()
+        for term in self.spot.along("layer") if chosen else ():
+            layer = term.stride
+            texts.append(f"layer * {term.text}")
+        for term in self.spot.along("head"):
+            if self.head and term.digit.of(self.head):
+                offset += term.stride * term.digit.of(self.head)
+                texts.append(_times(term.digit.of(self.head), term.text))
+        return End(self.spot.buffer, offset, " + ".join(texts), block.stride, block.text, layer)
+
+
+def _times(count: int, text: str) -> str:
+    """A stride taken so many times."""
+    factor, _, rest = text.partition(" * ")
+    if factor.isdigit():
+        return _times(count * int(factor), rest) if rest else str(count * int(factor))
+    return text if count == 1 else f"{count} * {text}"
+
+
+def _whole(amount: Amount) -> int:
+    assert isinstance(amount.value, int), amount
+    return amount.value
+
+
+def _irregular(terms: Sequence[Term], axis: str, div: int) -> str:
+    name = axis if div == 1 else f"{axis}//{div}*{div}"
+    return " + ".join(f"({name}{_digit(term.digit)}) * {term.text}" for term in terms)
+
+
+def _digit(digit: Digit) -> str:
+    return (f"//{digit.div}" if digit.div != 1 else "") + (f"%{digit.size}" if digit.size is not None else "")
+
+
+def _loops(axis: str, extent: int | None, pack: Digit | None, ends: tuple[_Side, _Side]) -> list[Loop]:
+    """An axis cut where either side cuts it, slowest first. Cuts that do not meet are made finer, down to their gcd."""
+    if extent is None:
+        return [Loop(axis, 1, None, *(side.step(axis, 1, None) for side in ends))]
+    cuts = sorted({cut for side in ends for cut in side.cuts(axis) if cut < extent} | {extent})
+    if not any(side.along(axis) for side in ends):
+        return []
+    i = 1
+    while i < len(cuts):
+        if cuts[i] % cuts[i - 1]:
+            finer = math.gcd(cuts[i], cuts[i - 1])
+            cuts = sorted({*cuts[: i - 1], finer, *cuts[i + 1 :], extent})
+            i = max(1, i - 1)
+        else:
+            i += 1
+    found = []
+    for low, high in pairwise(cuts):
+        packed = pack is not None and axis == pack.axis and (low, high // low) == (pack.div, pack.size)
+        if not packed and high != low:
+            found.insert(0, Loop(axis, low, high // low, *(side.step(axis, low, high // low) for side in ends)))
+    return found
+
+
+def _joined(move: Move) -> Move:
+    """The move with loops that go on without a gap on both sides taken into its runs."""
+    for loop in reversed(move.loops):
+        run = Amount.of(move.nbytes)
+        if loop.count is not None and loop.source.stride == loop.destination.stride == run:
+            left = tuple(other for other in move.loops if other is not loop)
+            return _joined(replace(move, nbytes=move.nbytes * loop.count, loops=left))
+    return move
+
+
+def _together(moves: Sequence[Move]) -> list[Move]:
+    """Moves of fields that lie behind each other on both sides as one."""
+    found: list[Move] = []
+    for move in moves:
+        last = found[-1] if found else None
+        if last is not None and last.loops == move.loops and _behind(last, move):
+            found[-1] = replace(last, fields=last.fields + move.fields, nbytes=last.nbytes + move.nbytes)
+        else:
+            found.append(move)
+    joined = [_joined(move) for move in found]
+    return joined if joined == list(moves) else _together(joined)
+
+
+def _behind(first: Move, second: Move) -> bool:
+    pairs = ((first.source, second.source), (first.destination, second.destination))
+    return all(a.tensor == b.tensor and a.block == b.block and a.offset + first.nbytes == b.offset for a, b in pairs)
+
+
+def descriptors(
+    move: Move,
+    source_sizes: Mapping[str, int],
+    destination_sizes: Mapping[str, int],
+    source_blocks: Sequence[int],
+    destination_blocks: Sequence[int],
+    layer: int = 0,
+) -> Iterator[tuple[int, int, int]]:
+    """``(source offset, destination offset, bytes)`` of every run of a chunk, from the first byte of either tensor.
+
+    Sizes are what only the launch knows, ``num_blocks`` and ``num_layers``, of either side; blocks are those of the
+    chunk. ``layer`` is the one that is moved, where only one side has several.
+    """
+    sides = (
+        (move.source, source_sizes, source_blocks, "source"),
+        (move.destination, destination_sizes, destination_blocks, "destination"),
+    )
+    lists = [list(_offsets(move, *side, layer)) for side in sides]
+    for source, destination in zip(*lists, strict=True):
+        yield source, destination, move.nbytes
+
+
+def _offsets(
+    move: Move, end: End, sizes: Mapping[str, int], blocks: Sequence[int], side: str, layer: int
+) -> Iterator[int]:
+    def known(amount: Amount) -> int:
+        return _whole(amount.at(sizes))
+
+    found = [(0, known(end.offset) + layer * known(end.layer))]
+    for loop in move.loops:
+        step: Step = getattr(loop, side)
+        count = sizes["num_layers"] if loop.count is None else loop.count
+        each = [known(step.stride) * i for i in range(count)] if step.stride is not None else step.offsets
+        places = step.blocks or (0,) * count
+        found = [(b + block, at + offset) for b, at in found for block, offset in zip(places, each, strict=True)]
+    for block, offset in found:
+        yield blocks[block] * known(end.block) + offset
