@@ -53,7 +53,21 @@ def compare(first: Layout, second: Layout) -> Comparison:
         for key in dict.fromkeys([*a, *b])
         if a.get(key, NONE) != b.get(key, NONE) and (_told_alone(key[1]) or (key in a and key in b))
     )
-    return Comparison(found, same_bytes(first, second), first.slots == second.slots)
+    same = same_bytes(first, second)
+    if same:
+        found += tuple(_tensors(first, second))
+    return Comparison(found, same, first.slots == second.slots)
+
+
+def _tensors(first: Layout, second: Layout) -> Iterator[Difference]:
+    """How the dimensions of tensors differ that are the same bytes."""
+    for buffer in first.buffers:
+        others = [other for other in second.buffers if other.name == buffer.name]
+        orders = [
+            sizes.order(layout, b.place) for layout, b in ((first, buffer), *((second, other) for other in others))
+        ]
+        if len(set(orders)) > 1:
+            yield Difference(buffer.name, "dimensions", *orders)
 
 
 def _told_alone(aspect: str) -> bool:

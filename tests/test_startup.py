@@ -27,6 +27,8 @@ assert not heavy, heavy
         "list",
         "show paged_x_vector --layers 2 --tokens 100",
         "show paged_nhd --output-format json",
+        "diff paged_nhd flat_slots",
+        "plan paged_nhd block_v1 --json",
         "new mine",
         "schema",
         "explain KV101",

@@ -122,7 +122,7 @@ COMMANDS: dict[str, Entry] = {
             "`kvgen plan` lists runs of bytes from one layout to another. Both hold the same streams, and their sizes "
             "are the same numbers. Heads are dealt evenly to ranks, or ranks evenly to heads."
         ),
-        example="",
+        example="$ kvgen plan mla paged_nhd",
         cure="Copy a layout with `kvgen new NAME --like OTHER` and give it the sizes of the other side.",
     ),
     "KV721": Entry(
