@@ -519,7 +519,7 @@ def _copy_blocks_checked(cache, pairs):
         grid = (pairs.shape[0] * programs,)
         numbers = (pairs.stride(0), pairs.stride(1), num_blocks, programs, *cache_page)
         with _on(device):
-            compiled = _copy_blocks_kernel[grid](cache, pairs, *numbers, num_warps=4)
+            compiled = _copy_blocks_kernel[grid](cache.view(torch.uint8), pairs, *numbers, num_warps=4)
         _copy_blocks_kept.keep(given, compiled, grid, numbers)
 
 
@@ -553,7 +553,7 @@ def _zero_blocks_checked(cache, blocks):
         grid = (blocks.shape[0] * programs,)
         numbers = (blocks.stride(0), num_blocks, programs, *cache_page)
         with _on(device):
-            compiled = _zero_blocks_kernel[grid](cache, blocks, *numbers, num_warps=4)
+            compiled = _zero_blocks_kernel[grid](cache.view(torch.uint8), blocks, *numbers, num_warps=4)
         _zero_blocks_kept.keep(given, compiled, grid, numbers)
 
 

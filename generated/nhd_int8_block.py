@@ -612,7 +612,13 @@ def _copy_blocks_checked(key_cache, value_cache, key_scales, value_scales, pairs
         )
         with _on(device):
             compiled = _copy_blocks_kernel[grid](
-                key_cache, value_cache, key_scales, value_scales, pairs, *numbers, num_warps=4
+                key_cache.view(torch.uint8),
+                value_cache.view(torch.uint8),
+                key_scales,
+                value_scales,
+                pairs,
+                *numbers,
+                num_warps=4,
             )
         _copy_blocks_kept.keep(given, compiled, grid, numbers)
 
@@ -677,7 +683,13 @@ def _zero_blocks_checked(key_cache, value_cache, key_scales, value_scales, block
         )
         with _on(device):
             compiled = _zero_blocks_kernel[grid](
-                key_cache, value_cache, key_scales, value_scales, blocks, *numbers, num_warps=4
+                key_cache.view(torch.uint8),
+                value_cache.view(torch.uint8),
+                key_scales,
+                value_scales,
+                blocks,
+                *numbers,
+                num_warps=4,
             )
         _zero_blocks_kept.keep(given, compiled, grid, numbers)
 

@@ -717,7 +717,13 @@ def _copy_blocks_checked(key_cache, value_cache, key_scales, value_scales, pairs
         )
         with _on(device):
             compiled = _copy_blocks_kernel[grid](
-                key_cache, value_cache, key_scales, value_scales, pairs, *numbers, num_warps=4
+                key_cache,
+                value_cache,
+                key_scales.view(torch.uint8),
+                value_scales.view(torch.uint8),
+                pairs,
+                *numbers,
+                num_warps=4,
             )
         _copy_blocks_kept.keep(given, compiled, grid, numbers)
 
@@ -800,7 +806,13 @@ def _zero_blocks_checked(key_cache, value_cache, key_scales, value_scales, block
         )
         with _on(device):
             compiled = _zero_blocks_kernel[grid](
-                key_cache, value_cache, key_scales, value_scales, blocks, *numbers, num_warps=4
+                key_cache,
+                value_cache,
+                key_scales.view(torch.uint8),
+                value_scales.view(torch.uint8),
+                blocks,
+                *numbers,
+                num_warps=4,
             )
         _zero_blocks_kept.keep(given, compiled, grid, numbers)
 

@@ -699,7 +699,9 @@ def _copy_blocks_checked(key_cache, value_cache, pairs):
         grid = (pairs.shape[0] * programs,)
         numbers = (pairs.stride(0), pairs.stride(1), num_blocks, programs, *key_cache_page, *value_cache_page)
         with _on(device):
-            compiled = _copy_blocks_kernel[grid](key_cache, value_cache, pairs, *numbers, num_warps=4)
+            compiled = _copy_blocks_kernel[grid](
+                key_cache.view(torch.uint8), value_cache.view(torch.uint8), pairs, *numbers, num_warps=4
+            )
         _copy_blocks_kept.keep(given, compiled, grid, numbers)
 
 
@@ -763,7 +765,9 @@ def _zero_blocks_checked(key_cache, value_cache, blocks):
         grid = (blocks.shape[0] * programs,)
         numbers = (blocks.stride(0), num_blocks, programs, *key_cache_page, *value_cache_page)
         with _on(device):
-            compiled = _zero_blocks_kernel[grid](key_cache, value_cache, blocks, *numbers, num_warps=4)
+            compiled = _zero_blocks_kernel[grid](
+                key_cache.view(torch.uint8), value_cache.view(torch.uint8), blocks, *numbers, num_warps=4
+            )
         _zero_blocks_kept.keep(given, compiled, grid, numbers)
 
 

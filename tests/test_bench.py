@@ -313,6 +313,13 @@ def test_pages(buffers, others):
     assert [[(t.name, t.note) for t in row.timings[1:]] for row in rows] == [[(name, "") for name in others]] * 2
 
 
+def test_bytes_that_torch_cannot_index_by_their_type():
+    text = PAGES.replace("buffers", "streams: {key: {dtype: float8_e4m3fn}, value: key}\nbuffers") + PLAIN
+    rows = measured(load_text(text), 5, against=[TORCH])
+    assert [row.bytes for row in rows] == [5 * 64] * 3 + [256, 128]
+    assert [[t.note for t in row.timings] for row in rows] == [["", ""]] * 5
+
+
 def test_pages_that_are_not_copied_differ():
     def lazy(task):
         return lambda: None

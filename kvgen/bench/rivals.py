@@ -105,8 +105,8 @@ def torch_indexing(task: Task) -> Call | None:
         return torch_reference(task)
     sides = []
     for name, rows in task.streams.items():
-        cache, index = _by_slot(caches[name], task.block_size)
-        sides.append((cache, index, rows, (len(rows), *caches[name].shape[2:])))
+        cache, index = _by_slot(_words(caches[name]), task.block_size)
+        sides.append((cache, index, _words(rows), (len(rows), *caches[name].shape[2:])))
     if task.function == "append":
 
         def append() -> None:
@@ -115,7 +115,13 @@ def torch_indexing(task: Task) -> Call | None:
 
         return append
     if task.function.startswith("gather"):
-        return lambda: tuple(cache[index(task.slots)].reshape(rows.shape) for cache, index, rows, _ in sides)
+        dtypes = [rows.dtype for rows in task.streams.values()]
+
+        def gather() -> tuple[Tensor, ...]:
+            found = (cache[index(task.slots)].reshape(rows.shape) for cache, index, rows, _ in sides)
+            return tuple(rows.view(dtype) for rows, dtype in zip(found, dtypes, strict=True))
+
+        return gather
     return None
 
 
@@ -144,12 +150,17 @@ def _torch_pages(task: Task) -> Call | None:
         found = [i for i, names in enumerate(axes) if names[:1] == ["block"] and names.count("block") == 1]
         if len(found) != 1 or sum(names.count("block") for names in axes) != 1 or _pads(buffer.place):
             return None
-        blocks = task.buffers[buffer.name].unflatten(found[0], (task.blocks, -1))
+        blocks = _words(task.buffers[buffer.name]).unflatten(found[0], (task.blocks, -1))
         sides.append((blocks, found[0]))
     source, target = task.pairs.unbind(1)
     if task.function == "zero_blocks":
         return lambda: [cache.index_fill_(dim, target, 0) for cache, dim in sides]
     return lambda: [cache.index_copy_(dim, target, cache.index_select(dim, source)) for cache, dim in sides]
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """Bytes in the place of types that torch has no indexing for."""
+    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
 
 
 def flashinfer_append(task: Task) -> Call | None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from kvgen import runs, sizes
+from kvgen.emit.args import pointer
 from kvgen.emit.launch import BufferCheck, Size, buffer_check, rest_text, sizes_of, whole_name
 from kvgen.emit.names import block_size_name, num_blocks_name
 from kvgen.layout import Buffer, Layout
@@ -79,6 +80,7 @@ class PageFunction:
     parameters: tuple[str, ...]
     checked_parameters: tuple[str, ...]
     passed: str
+    handed: str  # the tensors as the kernel takes them
     given: str  # what its kernel takes, and how a kept launch starts: as in ``launch.Function``
     started: str
     starts: str
@@ -149,6 +151,7 @@ def _function(layout: Layout, plan: PagePlan) -> PageFunction:
         parameters=(*held, blocks),
         checked_parameters=(*held, blocks),
         passed=", ".join((*held, blocks)),
+        handed=", ".join((*(pointer(b.name, b.dtypes[0]).value for b in layout.buffers), blocks)),
         given=", ".join((*held, blocks)),
         started="starts",
         starts=", ".join(pointers),
