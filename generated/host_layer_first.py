@@ -94,7 +94,7 @@ def append(key, value, kv_buffer, slot_mapping, *, layer):
 def _append_checked(key, value, kv_buffer, slot_mapping, layer):
     """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
     given = (key, value, kv_buffer, slot_mapping)
-    num_layers = _size("kv_buffer", kv_buffer, 5, 1)
+    num_layers = _size("kv_buffer", kv_buffer, 5, 1, 1)
     num_blocks = _size("kv_buffer", kv_buffer, 5, 2) // 16
     device = kv_buffer.device
     _check_buffer(
@@ -149,7 +149,7 @@ def append_key(key, kv_buffer, slot_mapping, *, layer):
 def _append_key_checked(key, kv_buffer, slot_mapping, layer):
     """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
     given = (key, kv_buffer, slot_mapping)
-    num_layers = _size("kv_buffer", kv_buffer, 5, 1)
+    num_layers = _size("kv_buffer", kv_buffer, 5, 1, 1)
     num_blocks = _size("kv_buffer", kv_buffer, 5, 2) // 16
     device = kv_buffer.device
     _check_buffer(
@@ -200,7 +200,7 @@ def append_value(value, kv_buffer, slot_mapping, *, layer):
 def _append_value_checked(value, kv_buffer, slot_mapping, layer):
     """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
     given = (value, kv_buffer, slot_mapping)
-    num_layers = _size("kv_buffer", kv_buffer, 5, 1)
+    num_layers = _size("kv_buffer", kv_buffer, 5, 1, 1)
     num_blocks = _size("kv_buffer", kv_buffer, 5, 2) // 16
     device = kv_buffer.device
     _check_buffer(
@@ -237,7 +237,7 @@ def append_positions(key, value, kv_buffer, block_table, positions, request_ids=
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    num_layers = _size("kv_buffer", kv_buffer, 5, 1)
+    num_layers = _size("kv_buffer", kv_buffer, 5, 1, 1)
     num_blocks = _size("kv_buffer", kv_buffer, 5, 2) // 16
     device = kv_buffer.device
     _check_buffer(
@@ -286,7 +286,7 @@ def gather(kv_buffer, slots, *, layer, out=None, zero_skipped=False):
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    num_layers = _size("kv_buffer", kv_buffer, 5, 1)
+    num_layers = _size("kv_buffer", kv_buffer, 5, 1, 1)
     num_blocks = _size("kv_buffer", kv_buffer, 5, 2) // 16
     device = kv_buffer.device
     _check_buffer(
@@ -349,7 +349,7 @@ def gather_paged(
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    num_layers = _size("kv_buffer", kv_buffer, 5, 1)
+    num_layers = _size("kv_buffer", kv_buffer, 5, 1, 1)
     num_blocks = _size("kv_buffer", kv_buffer, 5, 2) // 16
     device = kv_buffer.device
     _check_buffer(
@@ -431,7 +431,7 @@ def copy_blocks(kv_buffer, pairs):
 def _copy_blocks_checked(kv_buffer, pairs):
     """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
     given = (kv_buffer, pairs)
-    num_layers = _size("kv_buffer", kv_buffer, 5, 1)
+    num_layers = _size("kv_buffer", kv_buffer, 5, 1, 1)
     num_blocks = _size("kv_buffer", kv_buffer, 5, 2) // 16
     device = kv_buffer.device
     _check_buffer(
@@ -477,7 +477,7 @@ def zero_blocks(kv_buffer, blocks):
 def _zero_blocks_checked(kv_buffer, blocks):
     """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
     given = (kv_buffer, blocks)
-    num_layers = _size("kv_buffer", kv_buffer, 5, 1)
+    num_layers = _size("kv_buffer", kv_buffer, 5, 1, 1)
     num_blocks = _size("kv_buffer", kv_buffer, 5, 2) // 16
     device = kv_buffer.device
     _check_buffer(
@@ -630,7 +630,7 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
 def allocate(num_blocks, *, num_layers, dtype=torch.bfloat16, device=None):
     """Zeroed buffers with the smallest strides."""
     _check_whole("num_blocks", num_blocks, 0)
-    _check_whole("num_layers", num_layers, 0)
+    _check_whole("num_layers", num_layers, 1)
     if dtype not in DTYPES:
         raise TypeError(f"dtype: expected {' or '.join(map(str, DTYPES))}, got {dtype}")
     kv_buffer = torch.zeros((2, num_layers, num_blocks * BLOCK_SIZE, NUM_HEADS, HEAD_DIM), dtype=dtype, device=device)
@@ -1394,10 +1394,16 @@ def _tensor(name, tensor, ndim, device):
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(tensor.shape)}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name}: expected device {device}, got {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: expected strided memory, got {tensor.layout}")
+    if tensor.is_neg():
+        raise ValueError(f"{name}: expected values as they lie in memory, got a view that negates them: resolve_neg()")
 
 
-def _size(name, tensor, ndim, dim):
+def _size(name, tensor, ndim, dim, least=0):
     _tensor(name, tensor, ndim, None)
+    if tensor.shape[dim] < least:
+        raise ValueError(f"{name}: expected at least {least} in dimension {dim}, got shape {tuple(tensor.shape)}")
     return tensor.shape[dim]
 
 
@@ -1421,6 +1427,8 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
 
 def _check_apart(name, tensor):
     """No two elements of a tensor lie at one address."""
+    if tensor.numel() == 0:
+        return
     reach = 0
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, size in sorted((stride, size) for stride, size in steps if size > 1):

@@ -39,6 +39,7 @@ __all__ = [
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
+    "concat_mla_key",
     "fill_slots",
     "slot_mapping",
     "register_ops",
@@ -163,6 +164,7 @@ def _append_checked(latent, rope, key_cache, value_cache, slot_mapping, latent_s
     _check_buffer(
         "value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device
     )
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     _check_scale("rope_scale", rope_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
@@ -235,6 +237,7 @@ def _append_latent_checked(latent, key_cache, value_cache, slot_mapping, latent_
     _check_buffer(
         "value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device
     )
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
@@ -348,6 +351,7 @@ def append_positions(
     _check_buffer(
         "value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device
     )
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     _check_scale("rope_scale", rope_scale, (1,), torch.float32, device)
     _check_table("block_table", block_table, device)
@@ -690,6 +694,54 @@ def gather_page_table(req_to_page, req_pool_indices, seq_lens, out, padding=-1):
                 req_to_page.shape[1],
                 out.shape[1],
                 padding,
+            )
+    return out
+
+
+def concat_mla_key(k_nope, k_rope, out=None):
+    """Each head's own part of the key, then the rope part that all heads share, in one launch.
+
+    k_nope [T, H, Dn] and k_rope [T, Dr] or [T, 1, Dr], of T tokens or more, float32, bfloat16 or float16, with any
+    strides but the last. out [T, H, Dn + Dr] is of one of these types or float8_e4m3fn, with any strides but the last;
+    without it one is made, of k_nope's type. Values are rounded to the nearest of out's type, ties to even; past the
+    largest of e4m3 they become that. Returns out.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    num_tokens = _size("k_nope", k_nope, 3, 0) if out is None else _size("out", out, 3, 0)
+    _tensor("k_nope", k_nope, 3, None)
+    _, num_heads, nope_dim = k_nope.shape
+    rope_dim = k_rope.shape[-1] if isinstance(k_rope, torch.Tensor) and k_rope.dim() > 0 else 0
+    device = k_nope.device
+    k_nope = _check_stream("k_nope", k_nope, num_tokens, (num_heads, nope_dim), dtypes, device)
+    k_rope = _check_stream("k_rope", k_rope, num_tokens, (rope_dim,), dtypes, device)
+    shape = (num_heads, nope_dim + rope_dim)
+    if out is None:
+        out = torch.empty((num_tokens, *shape), dtype=k_nope.dtype, device=device)
+    _check_stream("out", out, num_tokens, shape, (*dtypes, torch.float8_e4m3fn), device, exact=True)
+    if out.numel() > 0:
+        nope_side, rope_side = (1 << max(size - 1, 0).bit_length() for size in (nope_dim, rope_dim))
+        # Heads of one program: so many that it has some 2048 values, and a token still takes several programs.
+        tile = min(1 << (num_heads - 1).bit_length(), max(1, 2048 // max(nope_side, rope_side)))
+        with _on(device):
+            _concat_mla_key_kernel[(num_tokens, triton.cdiv(num_heads, tile))](
+                k_nope,
+                k_rope,
+                out.view(torch.uint8) if out.dtype == torch.float8_e4m3fn else out,
+                k_nope.stride(0),
+                k_nope.stride(1),
+                k_rope.stride(0),
+                out.stride(0),
+                out.stride(1),
+                num_heads,
+                nope_dim,
+                rope_dim,
+                nope_side,
+                rope_side,
+                tile,
+                _native(device),
+                num_warps=4,
+                enable_fp_fusion=False,
             )
     return out
 
@@ -1586,6 +1638,55 @@ def _gather_page_table_kernel(
 
 
 @triton.jit
+def _element(x, dtype: tl.constexpr, native: tl.constexpr):
+    """x as an element of a type: as it is, as a code of e4m3 in a byte, or rounded to nearest even."""
+    if x.dtype == dtype:
+        y = x
+    elif dtype == tl.uint8:
+        y = _fp8_e4m3_codes(x.to(tl.float32), native)
+    else:
+        y = _rounded(x.to(tl.float32), dtype)
+    return y
+
+
+@triton.jit(do_not_specialize=["num_heads"])
+def _concat_mla_key_kernel(
+    k_nope_ptr,
+    k_rope_ptr,
+    out_ptr,
+    k_nope_stride_token,
+    k_nope_stride_head,
+    k_rope_stride_token,
+    out_stride_token,
+    out_stride_head,
+    num_heads,
+    NOPE_DIM: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    NOPE_SIDE: tl.constexpr,
+    ROPE_SIDE: tl.constexpr,
+    HEADS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """One program writes HEADS heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS))[:, None]
+    inside = head < num_heads
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    row_ptrs = out_ptr + token * out_stride_token + head * out_stride_head
+
+    dim = tl.arange(0, NOPE_SIDE)[None, :]
+    mask = inside & (dim < NOPE_DIM)
+    k_nope_ptrs = k_nope_ptr + token * k_nope_stride_token + head * k_nope_stride_head + dim
+    k_nope = tl.load(k_nope_ptrs, mask=mask, other=0)
+    tl.store(row_ptrs + dim, _element(k_nope, dtype, NATIVE), mask=mask)
+
+    dim = tl.arange(0, ROPE_SIDE)[None, :]
+    k_rope = tl.load(k_rope_ptr + token * k_rope_stride_token + dim, mask=dim < ROPE_DIM, other=0)
+    k_rope = tl.broadcast_to(_element(k_rope, dtype, NATIVE), HEADS, ROPE_SIDE)
+    tl.store(row_ptrs + NOPE_DIM + dim, k_rope, mask=inside & (dim < ROPE_DIM))
+
+
+@triton.jit
 def _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns):
     """Slot number of a request's token, -1 where it is not known, not in the table."""
     BLOCK_SIZE: tl.constexpr = 64
@@ -1792,10 +1893,16 @@ def _tensor(name, tensor, ndim, device):
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(tensor.shape)}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name}: expected device {device}, got {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: expected strided memory, got {tensor.layout}")
+    if tensor.is_neg():
+        raise ValueError(f"{name}: expected values as they lie in memory, got a view that negates them: resolve_neg()")
 
 
-def _size(name, tensor, ndim, dim):
+def _size(name, tensor, ndim, dim, least=0):
     _tensor(name, tensor, ndim, None)
+    if tensor.shape[dim] < least:
+        raise ValueError(f"{name}: expected at least {least} in dimension {dim}, got shape {tuple(tensor.shape)}")
     return tensor.shape[dim]
 
 
@@ -1819,6 +1926,8 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
 
 def _check_apart(name, tensor):
     """No two elements of a tensor lie at one address."""
+    if tensor.numel() == 0:
+        return
     reach = 0
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, size in sorted((stride, size) for stride, size in steps if size > 1):
@@ -1945,6 +2054,40 @@ def _check_table(name, tensor, device, num_rows=0):
     if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
     return tensor.device
+
+
+def _check_separate(*tensors):
+    """No element of a buffer lies in another; views of one allocation that take turns in it are none of these.
+
+    Told where two start at one address, and of all with equal strides. tensors: names and buffers in turn.
+    """
+    for i in range(2, len(tensors), 2):
+        for j in range(0, i, 2):
+            if _meet(tensors[j + 1], tensors[i + 1]):
+                raise ValueError(f"{tensors[i]}: shares memory with {tensors[j]}")
+
+
+def _meet(first, second):
+    if first.numel() == 0 or second.numel() == 0:
+        return False
+    distance = second.data_ptr() - first.data_ptr()
+    size = first.element_size()
+    if first.stride() != second.stride() or size != second.element_size() or distance % size:
+        return distance == 0
+    steps = zip(first.stride(), first.shape, second.shape, strict=True)
+    return _within_reach(distance // size, sorted((step for step in steps if max(step[1:]) > 1), reverse=True))
+
+
+def _within_reach(distance, steps):
+    """Whether a distance is a sum of strides times differences of indices; steps: stride and both sizes, widest first.
+
+    What narrower strides reach together is less than one of a wider stride, so that two differences can be right.
+    """
+    if not steps:
+        return distance == 0
+    stride, first, second = steps[0]
+    nearest = (distance // stride, distance // stride + 1)
+    return any(-second < count < first and _within_reach(distance - count * stride, steps[1:]) for count in nearest)
 
 
 def _on(device):

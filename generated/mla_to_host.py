@@ -375,6 +375,47 @@ def _transfer_blocks_kernel(
         item += tl.num_programs(0)
 
 
+@triton.jit
+def _to_bfloat16(x):
+    """Float32 to bfloat16, to nearest even, by integers: not every backend rounds."""
+    bits = x.to(tl.uint32, bitcast=True)
+    bits = tl.where(x != x, 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+    return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def _rounded(x, dtype: tl.constexpr):
+    """Float32 to the type of what is written, to nearest even."""
+    if dtype == tl.bfloat16:
+        y = _to_bfloat16(x)
+    else:
+        y = x.to(dtype)
+    return y
+
+
+@triton.jit
+def _fp8_e4m3_codes(x, native: tl.constexpr):
+    """Float32 to e4m3, to nearest even, saturating; NaN of either sign is 0x7F."""
+    if native:
+        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        code = _fp8_e4m3_integers(x)
+    return code.to(tl.uint8)
+
+
+@triton.jit
+def _fp8_e4m3_integers(x):
+    """The same by integers, for targets without such a cast."""
+    bits = x.to(tl.uint32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
+    # Below the smallest normal: adding a power of two leaves the code in the low bits of the sum.
+    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+    code = tl.minimum(tl.where(size < 0x3C800000, small, normal), 0x7E)
+    code = code | ((bits >> 24) & 0x80)
+    return tl.where(x != x, 0x7F, code).to(tl.uint8)
+
+
 def _tensor(name, tensor, ndim, device):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
@@ -382,10 +423,16 @@ def _tensor(name, tensor, ndim, device):
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(tensor.shape)}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name}: expected device {device}, got {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: expected strided memory, got {tensor.layout}")
+    if tensor.is_neg():
+        raise ValueError(f"{name}: expected values as they lie in memory, got a view that negates them: resolve_neg()")
 
 
-def _size(name, tensor, ndim, dim):
+def _size(name, tensor, ndim, dim, least=0):
     _tensor(name, tensor, ndim, None)
+    if tensor.shape[dim] < least:
+        raise ValueError(f"{name}: expected at least {least} in dimension {dim}, got shape {tuple(tensor.shape)}")
     return tensor.shape[dim]
 
 
@@ -409,6 +456,8 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
 
 def _check_apart(name, tensor):
     """No two elements of a tensor lie at one address."""
+    if tensor.numel() == 0:
+        return
     reach = 0
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, size in sorted((stride, size) for stride, size in steps if size > 1):

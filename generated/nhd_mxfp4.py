@@ -187,6 +187,9 @@ def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales
         1,
         device,
     )
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
@@ -261,6 +264,7 @@ def _append_key_checked(key, key_cache, key_scales, slot_mapping):
     _check_buffer(
         "key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float8_e8m0fnu, torch.uint8), 1, device
     )
+    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     num_slots = num_blocks * BLOCK_SIZE
@@ -328,6 +332,7 @@ def _append_value_checked(value, value_cache, value_scales, slot_mapping):
         1,
         device,
     )
+    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     num_slots = num_blocks * BLOCK_SIZE
@@ -384,6 +389,9 @@ def append_positions(
         (torch.float8_e8m0fnu, torch.uint8),
         1,
         device,
+    )
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
     )
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
@@ -2214,10 +2222,16 @@ def _tensor(name, tensor, ndim, device):
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(tensor.shape)}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name}: expected device {device}, got {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: expected strided memory, got {tensor.layout}")
+    if tensor.is_neg():
+        raise ValueError(f"{name}: expected values as they lie in memory, got a view that negates them: resolve_neg()")
 
 
-def _size(name, tensor, ndim, dim):
+def _size(name, tensor, ndim, dim, least=0):
     _tensor(name, tensor, ndim, None)
+    if tensor.shape[dim] < least:
+        raise ValueError(f"{name}: expected at least {least} in dimension {dim}, got shape {tuple(tensor.shape)}")
     return tensor.shape[dim]
 
 
@@ -2241,6 +2255,8 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
 
 def _check_apart(name, tensor):
     """No two elements of a tensor lie at one address."""
+    if tensor.numel() == 0:
+        return
     reach = 0
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, size in sorted((stride, size) for stride, size in steps if size > 1):
@@ -2348,6 +2364,40 @@ def _check_table(name, tensor, device, num_rows=0):
     if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
     return tensor.device
+
+
+def _check_separate(*tensors):
+    """No element of a buffer lies in another; views of one allocation that take turns in it are none of these.
+
+    Told where two start at one address, and of all with equal strides. tensors: names and buffers in turn.
+    """
+    for i in range(2, len(tensors), 2):
+        for j in range(0, i, 2):
+            if _meet(tensors[j + 1], tensors[i + 1]):
+                raise ValueError(f"{tensors[i]}: shares memory with {tensors[j]}")
+
+
+def _meet(first, second):
+    if first.numel() == 0 or second.numel() == 0:
+        return False
+    distance = second.data_ptr() - first.data_ptr()
+    size = first.element_size()
+    if first.stride() != second.stride() or size != second.element_size() or distance % size:
+        return distance == 0
+    steps = zip(first.stride(), first.shape, second.shape, strict=True)
+    return _within_reach(distance // size, sorted((step for step in steps if max(step[1:]) > 1), reverse=True))
+
+
+def _within_reach(distance, steps):
+    """Whether a distance is a sum of strides times differences of indices; steps: stride and both sizes, widest first.
+
+    What narrower strides reach together is less than one of a wider stride, so that two differences can be right.
+    """
+    if not steps:
+        return distance == 0
+    stride, first, second = steps[0]
+    nearest = (distance // stride, distance // stride + 1)
+    return any(-second < count < first and _within_reach(distance - count * stride, steps[1:]) for count in nearest)
 
 
 def _on(device):

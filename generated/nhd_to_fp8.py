@@ -697,10 +697,16 @@ def _tensor(name, tensor, ndim, device):
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {tuple(tensor.shape)}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name}: expected device {device}, got {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: expected strided memory, got {tensor.layout}")
+    if tensor.is_neg():
+        raise ValueError(f"{name}: expected values as they lie in memory, got a view that negates them: resolve_neg()")
 
 
-def _size(name, tensor, ndim, dim):
+def _size(name, tensor, ndim, dim, least=0):
     _tensor(name, tensor, ndim, None)
+    if tensor.shape[dim] < least:
+        raise ValueError(f"{name}: expected at least {least} in dimension {dim}, got shape {tuple(tensor.shape)}")
     return tensor.shape[dim]
 
 
@@ -724,6 +730,8 @@ def _check_buffer(name, tensor, shape, dtypes, align, device):
 
 def _check_apart(name, tensor):
     """No two elements of a tensor lie at one address."""
+    if tensor.numel() == 0:
+        return
     reach = 0
     steps = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, size in sorted((stride, size) for stride, size in steps if size > 1):

@@ -288,6 +288,12 @@ class Layout:
     schedule: ScheduleHints = ScheduleHints()
     prefix: str = ""
 
+    @property
+    def mla(self) -> bool:
+        """Whether all heads share a ``latent`` and a ``rope`` stream: multi-head latent attention."""
+        shared = {s.name for s in self.streams if all(axis.name != "head" for axis in s.axes)}
+        return {"latent", "rope"} <= shared
+
     def stream(self, name: str) -> Stream:
         return next(s for s in self.streams if s.name == name)
 

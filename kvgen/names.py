@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 FUNCTIONS = (
     *("append", "append_positions", "gather", "gather_paged", "slot_mapping", "fill_slots", "allocate"),
-    *("copy_blocks", "zero_blocks", "gather_page_table", "register_ops"),
+    *("copy_blocks", "zero_blocks", "gather_page_table", "register_ops", "concat_mla_key"),
 )
 
 AXES = ("block", "slot", "token", "head", "dim", "kv", "layer", "request", "position")
@@ -24,14 +24,16 @@ req_to_page request_ids requests rotated seq_lens slots start_pos starts total_t
 
 _VARIABLES = """
 TensorGuards amax arguments at before bits block_table_stride blocks_stride chosen chosen_squares column columns
-compiled contextlib current_device dim_byte dim_group dim_lane dim_word dims driver dtypes entering entry exact fake
-find first first_block first_slot flags function given grid highest hooks in_range index inside inverse keep kernel
-known latest launch leaving length limit lowest mask math metadata moved name ndim nested new num_columns num_entries
+compiled contextlib current_device dim_byte dim_group dim_lane dim_word dims distance driver dtypes entering entry
+exact fake find first first_block first_slot flags function given grid highest hooks i in_range index inside inverse j
+k_nope k_nope_stride_head k_nope_stride_token k_rope k_rope_stride_token keep kernel known latest launch least leaving
+length limit lowest mask math metadata moved name ndim nearest nested new nope_dim nope_side num_columns num_entries
 num_out num_out_columns num_pages num_rows num_runs num_slots number numbers offset offsets ops out_row
-out_stride_column out_stride_row outer page pairs_stride_pair pairs_stride_side part program programs ratio reach
-req_to_page_stride_column req_to_page_stride_row requests_stride run run_number run_slot runner same scale schema
-search_step self shape shapes size slot_number source squares start starts step steps stored stream_of stride
-stride_unit strides t target tensor tensors tile tile_row tl tokens torch triton unit valid whole width written zero
+out_stride_column out_stride_head out_stride_row out_stride_token outer page pairs_stride_pair pairs_stride_side part
+program programs ratio reach req_to_page_stride_column req_to_page_stride_row requests_stride rope_side run run_number
+run_slot runner same scale schema search_step second self shape shapes size slot_number source squares start starts
+step steps stored stream_of stride stride_unit strides t target tensor tensors tile tile_row tl tokens torch triton
+unit valid whole width written zero
 """
 
 _TRANSFERS = "first_head head_tiles in_order item num_items tile"

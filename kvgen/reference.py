@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvgen.encodings import append_refusal
 from kvgen.layout import Layout, Scale, Stream, leaves_of
+from kvgen.quant import casts
 from kvgen.quant import rows as encoded
 from kvgen.views import ByteView, extents, leaf_places, leaf_views, num_slots, pad_views
 
@@ -22,6 +23,7 @@ __all__ = [
     "ByteView",
     "append",
     "append_positions",
+    "concat_mla_key",
     "extents",
     "fill_slots",
     "gather",
@@ -328,6 +330,23 @@ def append_positions(
     request = token if request_ids is None else request_ids.long()
     slots = locate(layout, block_table, request, positions.long(), extents(layout, buffers)["slot"], rank)
     append(layout, sources, buffers, slots, remap=remap, layer=layer, scales=scales)
+
+
+def concat_mla_key(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None) -> Tensor:
+    """``[T, H, Dn + Dr]``: ``k_nope [T, H, Dn]`` beside ``k_rope [T, Dr]`` or ``[T, 1, Dr]``, which all heads share.
+
+    T is the length of ``out``; without it that of ``k_nope``, whose type the result has then.
+    """
+    _, heads, dim = k_nope.shape
+    if out is None:
+        out = k_nope.new_empty(len(k_nope), heads, dim + k_rope.shape[-1])
+    shared = (k_rope if k_rope.dim() == 3 else k_rope.unsqueeze(1)).expand(-1, heads, -1)
+    for part, target in ((k_nope, out[..., :dim]), (shared, out[..., dim:])):
+        part = part[: len(out)]
+        if part.dtype != out.dtype:
+            part = casts.cast(str(out.dtype).removeprefix("torch."), part.float()).view(out.dtype)
+        target.copy_(part)
+    return out
 
 
 def locate(

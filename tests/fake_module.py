@@ -106,6 +106,9 @@ class FakeModule:
         options = self._outputs(self._tables(self.streams, rest, options))
         return self._packed(reference.gather_paged(self.layout, buffers, table, lengths, bounds, **options))
 
+    def concat_mla_key(self, *args: Any, **options: Any) -> torch.Tensor:
+        return reference.concat_mla_key(*args, **options)
+
     def slot_mapping(self, *args: Any, **options: Any) -> torch.Tensor:
         return reference.slot_mapping(self.layout, *args, **options)
 

@@ -205,6 +205,8 @@ def helpers(layout: Layout, streams: Collection[str] | None = None) -> frozenset
         if encoding.zero:
             used |= {"_within", "_finite", STORED_AS[encoding.zero.dtype], "_over"}
             used |= {"_zero_point"} if encoding.zero.kind == "point" else set()
+    if layout.mla:
+        used |= {"_rounded", "_fp8_e4m3_codes"}
     if any(name.endswith("_values") and ("fp8" in name or "e2m1" in name) for name in used):
         used.add("_signed")
     if used & {"_to_scale_bfloat16", "_rounded"}:
@@ -257,6 +259,7 @@ class Fp8:
     negative_zero: bool
     has_infinity: bool
     is_nan: str
+    read: bool = True  # whether its codes are read, and not made alone
 
     @property
     def half(self) -> str:
@@ -331,7 +334,11 @@ FP8_FORMATS = {
 
 def fp8_formats(used: Collection[str]) -> tuple[Fp8, ...]:
     """The 8-bit floats that the device functions ``used`` make or read."""
-    return tuple(f for name, f in FP8_FORMATS.items() if {f"_{name}_codes", f"_{name}_values"}.intersection(used))
+    return tuple(
+        replace(f, read=f"_{name}_values" in used)
+        for name, f in FP8_FORMATS.items()
+        if {f"_{name}_codes", f"_{name}_values"}.intersection(used)
+    )
 
 
 @dataclass(frozen=True, slots=True)

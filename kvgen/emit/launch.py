@@ -48,12 +48,16 @@ class ScaleCheck:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size read from a tensor: ``name = _size("key_cache", key_cache, 4, 0)``, times or divided by a constant."""
+    """A size read from a tensor: ``name = _size("key_cache", key_cache, 4, 0)``, times or divided by a constant.
+
+    ``least`` ends the call where the size may not be 0.
+    """
 
     name: str
     tensor: str
     ndim: int
     dim: int
+    least: str
     scale: str
 
 
@@ -77,6 +81,7 @@ class Function:
     first_buffer: str
     sizes: tuple[Size, ...]
     buffers: tuple[BufferCheck, ...]
+    separate: str
     streams: tuple[StreamCheck, ...]
     scales: tuple[ScaleCheck, ...]
     outs: tuple[Out, ...]
@@ -128,6 +133,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         first_buffer=held[0].name,
         sizes=tuple(sizes_of(layout, held)),
         buffers=tuple(buffer_check(layout, b, _align(plan, b)) for b in held),
+        separate=", ".join(f'"{b.name}", {b.name}' for b in held),
         streams=streams,
         scales=tuple(scale_check(layout, scale) for scale in argument_scales(layout, plan)),
         outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False)),
@@ -159,6 +165,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         uses=kernel.uses
         | {
             "several": len(plan.streams) > 1,
+            "separate": plan.kind == "append" and len(held) > 1,
             "kept": plan.kind == "append" and plan.placement == "slots",
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },
@@ -225,10 +232,10 @@ def sizes_of(layout: Layout, buffers: list[Buffer]) -> list[Size]:
             top = dim.digits[0] if dim.digits else Digit("", 1, 1)
             if len(dim.digits) == 1 and top.size is None and top.div == 1 and top.axis != "block":
                 name = _extent_variable(layout, buffer, top.axis)
-                dynamic.setdefault(name, Size(name, buffer.name, buffer.ndim, i, ""))
+                dynamic.setdefault(name, Size(name, buffer.name, buffer.ndim, i, ", 1", ""))
             if top.axis == "block" and top.size is None and top.div > finest:
                 finest = top.div
-                best = Size(num_blocks_name(layout), buffer.name, buffer.ndim, i, _block_scale(layout, dim))
+                best = Size(num_blocks_name(layout), buffer.name, buffer.ndim, i, "", _block_scale(layout, dim))
     assert best is not None, "every buffer holds blocks"
     return [*dynamic.values(), best]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvgen import runs
@@ -70,11 +71,12 @@ class Module:
     addressing: Addressing
     ops: Ops
     allocate_parameters: tuple[str, ...]
-    allocate_sizes: tuple[str, ...]
+    allocate_sizes: tuple[tuple[str, int], ...]  # with the least that each may be
     allocate_dtypes: str
     allocate_result: str
     allocations: tuple[Allocation, ...]
     allocation_names: tuple[str, ...]
+    mla: bool
     casts: bool
     scaled: bool
     uses_codes: bool
@@ -84,6 +86,7 @@ class Module:
     packs: tuple[Packing, ...]
     codebooks: tuple[Book, ...]
     several: bool
+    separate: bool
     headless: bool
     indexed: bool
     stride_unit: bool
@@ -99,12 +102,7 @@ def build_module(layout: Layout) -> Module:
     return Module(
         title=f"{layout.name}: {layout.summary}" if layout.summary else layout.name,
         doc=tuple(module_doc(layout)),
-        exports=repr(
-            [
-                *("LAYOUT", "allocate", *(f.name for f in functions), *(f.name for f in pages)),
-                *("gather_page_table", "fill_slots", "slot_mapping", "register_ops"),
-            ]
-        ),
+        exports=repr(["LAYOUT", "allocate", *_function_names(layout, functions, pages)]),
         constants=tuple(_constants(layout)),
         description=repr(describe(layout)),
         functions=functions,
@@ -116,12 +114,17 @@ def build_module(layout: Layout) -> Module:
         addressing=addressing,
         ops=build_ops(layout, functions, addressing.extra_names),
         allocate_parameters=tuple(_allocate_parameters(layout)),
-        allocate_sizes=tuple(name for name in _allocate_parameters(layout) if name != "*" and "=" not in name),
+        allocate_sizes=tuple(
+            (name, 0 if name == num_blocks_name(layout) else 1)
+            for name in _allocate_parameters(layout)
+            if name != "*" and "=" not in name
+        ),
         allocate_dtypes=_allocate_dtypes(layout),
         allocate_result=f": {', '.join(b.name for b in layout.buffers)}" if several else "",
         allocations=tuple(_allocation(layout, buffer) for buffer in layout.buffers),
         allocation_names=tuple(buffer.name for buffer in layout.buffers),
-        casts=any(arg.role == "native" for kernel in kernels for arg in kernel.args),
+        mla=layout.mla,
+        casts=layout.mla or any(arg.role == "native" for kernel in kernels for arg in kernel.args),
         scaled=any(function.scales for function in functions),
         uses_codes=bool(helpers(layout)),
         codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},
@@ -130,10 +133,19 @@ def build_module(layout: Layout) -> Module:
         packs=packings(layout),
         codebooks=codebooks(layout),
         several=len(layout.streams) > 1,
+        separate=any(function.uses["separate"] for function in functions),
         headless=any(all(a.name != "head" for a in s.axes) for s in layout.streams),
         indexed=layout.layers is not None or layout.slots.shard is not None,
         stride_unit=any(kernel.stride_unit > 1 for kernel in kernels),
     )
+
+
+def _function_names(layout: Layout, functions: tuple[Function, ...], pages: tuple[PageFunction, ...]) -> Iterator[str]:
+    yield from (f.name for f in (*functions, *pages))
+    yield "gather_page_table"
+    if layout.mla:
+        yield "concat_mla_key"
+    yield from ("fill_slots", "slot_mapping", "register_ops")
 
 
 def _constants(layout: Layout) -> list[tuple[str, str]]:

@@ -49,7 +49,7 @@ def kernels(layout: Layout | Transfer) -> list[KernelSpec]:
     if isinstance(layout, Transfer):
         return [s for plan in lower_transfer(layout) for s in _transfer_forms(build_transfer_kernel(layout, plan))]
     found = [spec for plan in lower(layout) for spec in _forms(build_kernel(layout, plan))]
-    return [*found, *_pages(layout), *_addressing(layout)]
+    return [*found, *_pages(layout), *(_concat() if layout.mla else ()), *_addressing(layout)]
 
 
 def _pages(layout: Layout) -> Iterator[KernelSpec]:
@@ -131,6 +131,22 @@ def _spec(
 
 def _divisible(arg: Arg) -> bool:
     return arg.role == "pointer" or (arg.role == "stride" and arg.divisible)
+
+
+def _concat() -> Iterator[KernelSpec]:
+    """Keys of 128 and 64 dims, as they come and as codes."""
+    strides = (
+        "k_nope_stride_token",
+        "k_nope_stride_head",
+        "k_rope_stride_token",
+        "out_stride_token",
+        "out_stride_head",
+    )
+    sizes = {"NOPE_DIM": 128, "ROPE_DIM": 64, "NOPE_SIDE": 128, "ROPE_SIDE": 64, "HEADS": 16, "NATIVE": BY_TARGET}
+    for form, out in {"": "*bf16", "float8_e4m3fn": "*u8"}.items():
+        pointers = {"k_nope_ptr": "*bf16", "k_rope_ptr": "*bf16", "out_ptr": out}
+        signature = pointers | dict.fromkeys(strides, "i64") | {"num_heads": "i32"} | dict.fromkeys(sizes, "constexpr")
+        yield KernelSpec("_concat_mla_key_kernel", form, signature, sizes, (*pointers, *strides), 4)
 
 
 def _addressing(layout: Layout) -> Iterator[KernelSpec]:

@@ -45,6 +45,7 @@ def append_cases(layout: Layout, variants: int) -> Iterator[Case]:
     yield case("twice", _twice)
     yield case("one_slot_twice", _one_slot_twice)
     yield case("then_gather", _then_gather)
+    yield case("no_blocks", _no_blocks)
     if any(len(s.axes) == 1 for s in layout.streams):
         yield case("headless_as_one_head", _one_head)
     if layout.slots.remap:
@@ -212,6 +213,21 @@ def _then_gather(bench: Bench) -> None:
     for stream, source in sources.items():
         if stream not in bench.encoded:
             compare_rows(stream, rows[stream], source, list(slots))
+
+
+def _no_blocks(bench: Bench) -> None:
+    """A pool without blocks is a pool: every token is skipped."""
+    pool = bench.pool()
+    empty = dict(pool.actual)
+    for buffer in bench.layout.buffers:
+        for i, dim in enumerate(buffer.place.dims):
+            if any(digit.axis == "block" and digit.size is None for digit in dim.digits):
+                empty[buffer.name] = pool.actual[buffer.name].narrow(i, 0, 0)
+    slots = bench.tensor([0, 1, -1])
+    args = bench.append_args(pool, bench.sources(len(slots), pool), slots)
+    args |= {name: tensor for name, tensor in empty.items() if name in args}
+    bench.module.append(*args.values(), **bench.layer_args(None))
+    bench.check(pool)
 
 
 def _one_head(bench: Bench) -> None:

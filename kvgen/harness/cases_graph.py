@@ -9,6 +9,7 @@ import torch
 
 from kvgen import reference, reference_pages
 from kvgen.harness.bench import Bench, Case
+from kvgen.harness.cases_concat import parts
 from kvgen.harness.compare import adopt_nans, compare_numbers, compare_rows
 from kvgen.harness.tables import Tables
 from kvgen.layout import Layout
@@ -24,6 +25,8 @@ def graph_cases(layout: Layout) -> Iterator[Case]:
     yield Case("append_positions/graph", "append_positions", _append_positions)
     yield Case("copy_blocks/graph", "copy_blocks", _copy_blocks)
     yield Case("gather_page_table/graph", "gather_page_table", _page_table)
+    if layout.mla:
+        yield Case("concat_mla_key/graph", "concat_mla_key", _concat_mla_key)
 
 
 def capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
@@ -137,3 +140,14 @@ def _page_table(bench: Bench) -> None:
         wanted = torch.empty_like(out)
         reference_pages.gather_page_table(bench.layout, tables.table, rows, lengths, wanted, 7, **options)
         compare_numbers("gather_page_table", out.flatten(), wanted.flatten())
+
+
+def _concat_mla_key(bench: Bench) -> None:
+    sizes = (TOKENS, 3, 16, 8)
+    given = parts(bench, sizes, "bfloat16", "bfloat16")
+    graph, result = capture(lambda: bench.module.concat_mla_key(*given))
+    for _ in range(2):
+        for tensor, fresh in zip(given, parts(bench, sizes, "bfloat16", "bfloat16"), strict=True):
+            tensor.copy_(fresh)
+        graph.replay()
+        compare_rows("key", result, reference.concat_mla_key(*given), list(range(TOKENS)))

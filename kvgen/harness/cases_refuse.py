@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ def refusal_cases(layout: Layout, device: str) -> Iterator[Case]:
             yield _gather_case(buffer.name, what, change)
     if len(layout.buffers) > 1:
         yield Case("append/refuses_unequal_blocks", "append", _unequal_blocks)
+        yield Case("append/refuses_shared_memory", "append", _shared_memory)
     for what, change in _integer_changes():
         yield _append_case("slot_mapping", what, change)
         yield _gather_case("slots", what, change)
@@ -50,6 +52,7 @@ def refusal_cases(layout: Layout, device: str) -> Iterator[Case]:
 
 def _source_changes(layout: Layout, name: str) -> Iterator[tuple[str, Change]]:
     axes = layout.stream(name).axes
+    yield "negated", torch._neg_view  # the imaginary part of a conjugate is such a view
     yield "dtype", lambda x: x.double() if "float32" in layout.stream(name).dtypes else x.float()
     yield "integers", lambda x: torch.zeros(x.shape, dtype=torch.int64, device=x.device)
     yield "rank_low", lambda x: x.flatten(1) if x.dim() > 2 else x[0]
@@ -82,6 +85,8 @@ def buffer_changes(layout: Layout, name: str) -> Iterator[tuple[str, Change]]:
         if dim.size is None:
             if any(d.axis == "block" for d in dim.digits):
                 yield f"expanded_dim{i}", lambda x, i=i: x.narrow(i, 0, 1).expand(x.shape) if x.shape[i] > 1 else None
+            else:
+                yield f"empty_dim{i}", lambda x, i=i: x.narrow(i, 0, 0)
             continue
         if i < buffer.ndim - 1 and dim.size > 1:
             yield f"expanded_dim{i}", lambda x, i=i: x.narrow(i, 0, 1).expand(x.shape)
@@ -182,6 +187,19 @@ def _unequal_blocks(bench: Bench) -> None:
             fewer = whole.shape[i] // (bench.sizes.blocks // top[0].div)
             args[last.name] = whole.narrow(i, 0, whole.shape[i] - fewer)
     refuse(bench, pool, last.name, lambda: bench.module.append(*args.values(), **bench.layer_args(None)))
+
+
+def _shared_memory(bench: Bench) -> None:
+    """One tensor for two buffers, where two are alike."""
+    pool = bench.pool()
+    slots = bench.slots(TOKENS)
+    args = bench.append_args(pool, bench.sources(len(slots), pool), bench.tensor(slots))
+    names = list(pool.actual)
+    for first, second in pairwise(names):
+        one, other = pool.actual[first], pool.actual[second]
+        if (one.shape, one.dtype) == (other.shape, other.dtype):
+            same = args | {second: one}
+            refuse(bench, pool, second, lambda same=same: bench.module.append(*same.values(), **bench.layer_args(None)))
 
 
 def _bad_layer(bench: Bench, which: str) -> dict[str, int]:
