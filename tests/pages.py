@@ -139,12 +139,15 @@ class Story:
         """Do what there is to do with a block."""
         if "file" in block.marks:
             self.file(block)
-        if "run by" in block.marks and block.language != "python":
+        elsewhere = block.marks.keys() & {"gpu", "run by"} and block.language in SHELLS
+        if elsewhere or ("slow" in block.marks and not os.environ.get("KVGEN_SLOW_DOCS")):
             return
-        if "slow" in block.marks and not os.environ.get("KVGEN_SLOW_DOCS"):
-            return
-        if block.marks.keys() & {"gpu", "run by"} and block.language in SHELLS:
-            return
+        try:
+            self.run(block)
+        finally:
+            self.forget()
+
+    def run(self, block: Block) -> None:
         if block.language == "yaml":
             load_layout(block)
         elif block.language in SHELLS:
@@ -155,6 +158,12 @@ class Story:
             assert block.text in kvgen(*shlex.split(block.marks["command"])[1:]).out
         elif "output" in block.marks:
             assert block.text in self.printed, self.printed
+
+    def forget(self) -> None:
+        """Unload modules of this folder: another page, or a later block, may have others of their names."""
+        for name, module in list(sys.modules.items()):
+            if str(getattr(module, "__file__", None)).startswith(str(self.folder)):
+                del sys.modules[name]
 
     def file(self, block: Block) -> None:
         path = block.marks["file"]
@@ -169,14 +178,10 @@ class Story:
         if block.marks.keys() & {"gpu", "run by"}:
             return
         sys.path.insert(0, str(self.folder))
-        before = set(sys.modules)
         try:
             exec(code, {"__name__": "docs"})
         finally:
             sys.path.remove(str(self.folder))
-            for name in set(sys.modules) - before:
-                if getattr(sys.modules[name], "__file__", None) and str(self.folder) in sys.modules[name].__file__:
-                    del sys.modules[name]
 
 
 def load_layout(block: Block) -> None:
