@@ -37,15 +37,20 @@ def _stored(layout: Layout, stream: str) -> str:
     return facts["stored"] or " or ".join(facts["dtypes"])
 
 
-def text(what: Transfer) -> str:
-    """The same for people, with a picture of a page of each side."""
+def lines_of(what: Transfer) -> list[str]:
+    """What is moved and how, in a few lines."""
     facts = describe(what)
-    lines = [f"{what.name}: {what.summary}" if what.summary else what.name, ""]
-    lines += [f"{name:<10} {how}" for name, how in facts["streams"].items()]
+    lines = [f"{name:<10} {how}" for name, how in facts["streams"].items()]
     lines.append(f"{'layers':<10} {'all of them in one launch' if what.layers == 'all' else 'one a call'}")
     lines.append(f"{'functions':<10} {', '.join(facts['functions'])}")
     if why := token_refusal(what):
         lines.append(f"{'':<10} no single tokens: {why}")
+    return lines
+
+
+def text(what: Transfer) -> str:
+    """The same for people, with a picture of a page of each side."""
+    lines = [f"{what.name}: {what.summary}" if what.summary else what.name, "", *lines_of(what)]
     for title, layout in zip(("from", "to"), what.sides, strict=True):
         lines += ["", f"{title} {show.text(layout).rstrip()}"]
     return "\n".join(lines) + "\n"

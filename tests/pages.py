@@ -39,7 +39,7 @@ import pytest
 import yaml
 
 from kvgen.diagnostics import KvgenError
-from kvgen.resolve import load_text
+from kvgen.documents import load_text
 from tests.command import kvgen
 from tests.generated import ROOT, shipped_text
 

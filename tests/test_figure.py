@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kvgen import figure, sizes
+from kvgen.documents import load
 from kvgen.figure import svg
 from kvgen.resolve import load_text
 from tests.command import kvgen
@@ -155,6 +156,15 @@ def test_any_two_layouts_are_drawn_side_by_side(name: str) -> None:
     assert [mark.text for mark in titles] == ["there_and_back", name, other]
     assert titles[1].y == titles[2].y
     assert titles[1].x < figure.WIDTH / 2 < titles[2].x
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "layouts" / "transfers").glob("*.yaml")), ids=lambda path: path.stem)
+def test_transfers_are_drawn(path) -> None:
+    what = load(path)
+    found = check(figure.transfer_figure(what))
+    titles = [mark.text for mark in found if mark.kind == "title"]
+    assert titles == [what.name, what.source.name, what.destination.name]
+    assert kvgen("show", path, "--svg").out == figure.transfer_figure(what)
 
 
 def test_codes_that_share_a_byte_are_told_apart() -> None:

@@ -27,9 +27,11 @@ from kvgen.catalog import Entry  # noqa: E402
 from kvgen.cli import main as main_command  # noqa: E402
 from kvgen.cli.codes import ENTRIES, ENVIRONMENT  # noqa: E402
 from kvgen.diagnostics import KvgenError, render_text  # noqa: E402
-from kvgen.figure import figure  # noqa: E402
+from kvgen.documents import load as load_transfer  # noqa: E402
+from kvgen.figure import figure, transfer_figure  # noqa: E402
 from kvgen.layout import Layout, Record, leaves_of  # noqa: E402
 from kvgen.resolve import load, load_text  # noqa: E402
+from kvgen.transfer import Transfer  # noqa: E402
 
 DOCS = ROOT / "docs"
 LAYOUTS = ROOT / "layouts"
@@ -111,8 +113,12 @@ def gallery() -> str:
     layouts = {path.stem: (path, load(path)) for path in _layouts()}
     lines += ["| layout | buffers | order | bytes a token and layer |", "|---|---|---|---|"]
     lines += [_row(layout) for _, layout in layouts.values()]
+    lines += ["", "[Transfers](#transfers) from one layout to another are drawn at the end."]
     for name, (path, layout) in layouts.items():
         lines += ["", *_section(path, layout, FOUND.get(name))]
+    lines += ["", "## Transfers", "", "What they are is in [transfers.md](transfers.md)."]
+    for path in _transfers():
+        lines += ["", *_transfer_section(path, load_transfer(path))]
     return "\n".join(lines) + "\n"
 
 
@@ -130,13 +136,27 @@ def _order(layout: Layout, facts: dict) -> str:
 
 
 def _section(path: Path, layout: Layout, found: str | None) -> list[str]:
-    text = [line for line in path.read_text(encoding="utf-8").splitlines() if "yaml-language-server" not in line]
     picture = show.text(layout).rstrip().splitlines()[2:]  # the first line is the summary
     where = ["", f"Where it is found: {found}"] if found else []
     head = [f"## {layout.name}", "", layout.summary, *where, ""]
     drawn = ["", f"![A page of {layout.name}, byte by byte](gallery/{layout.name}.svg)", ""]
     details = ["<details><summary>in characters</summary>", "", "```text", *picture, "```", "", "</details>"]
-    return [*head, "```yaml", *text, "```", *drawn, *details]
+    return [*head, "```yaml", *_text(path), "```", *drawn, *details]
+
+
+def _transfer_section(path: Path, what: Transfer) -> list[str]:
+    sides = f"From [{what.source.name}](#{what.source.name}) to [{what.destination.name}](#{what.destination.name})."
+    head = [f"### {what.name}", "", what.summary, sides, "", "```yaml", *_text(path), "```", ""]
+    return [*head, f"![{what.name}: a page of either side](gallery/{what.name}.svg)"]
+
+
+def _text(path: Path) -> list[str]:
+    """The lines of a file, without the one for editors."""
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if "yaml-language-server" not in line]
+
+
+def _transfers() -> list[Path]:
+    return sorted((LAYOUTS / "transfers").glob("*.yaml"))
 
 
 def _layouts() -> list[Path]:
@@ -225,6 +245,7 @@ def _said(code: str, example: str) -> list[str]:
 
 PAGES: dict[str, Callable[[], str]] = {"gallery.md": gallery, "errors.md": errors}
 PAGES |= {f"gallery/{path.stem}.svg": lambda path=path: figure(load(path)) for path in _layouts()}
+PAGES |= {f"gallery/{path.stem}.svg": lambda path=path: transfer_figure(load_transfer(path)) for path in _transfers()}
 """The files below docs/ that are written, and what writes them."""
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvgen.cli.common import layout_path, load_all
+from kvgen.layout import Layout
 from kvgen.transfer import Transfer
 
 
@@ -39,7 +40,7 @@ def show(
         raise typer.BadParameter("a file is written with --svg only", param_hint="FILE")
     ((_, loaded),) = load_all([layout_path(layout)])
     if isinstance(loaded, Transfer):
-        _show_transfer(loaded, layers, tokens, output_format, svg)
+        _show_transfer(loaded, layers, tokens, output_format, svg, file)
         return
     _check_layers(loaded, layers)
     if svg:
@@ -50,14 +51,16 @@ def show(
         typer.echo(f"{shown.text(loaded, layers, tokens)}\n{canonical(loaded).rstrip()}")
 
 
-def _show_transfer(what: Transfer, layers, tokens, output_format: ShowFormat, svg: bool) -> None:
+def _show_transfer(what: Transfer, layers, tokens, output_format: ShowFormat, svg: bool, file: Path | None) -> None:
     from kvgen import show_transfer
 
-    if layers or tokens or svg:
+    if layers or tokens:
         raise typer.BadParameter(
             f"{what.name} is a transfer: show its layouts, {what.source.name} and {what.destination.name}"
         )
-    if output_format is ShowFormat.JSON:
+    if svg:
+        _draw(what, file)
+    elif output_format is ShowFormat.JSON:
         typer.echo(json.dumps(show_transfer.describe(what), indent=2))
     else:
         typer.echo(show_transfer.text(what).rstrip())
@@ -69,12 +72,13 @@ def _check_layers(layout, layers: int | None) -> None:
         raise typer.BadParameter(f"{layout.name} has {own} layers", param_hint="--layers")
 
 
-def _draw(layout, file: Path | None) -> None:
+def _draw(what: Layout | Transfer, file: Path | None) -> None:
     from kvgen.emit.write import write_files
-    from kvgen.figure import figure
+    from kvgen.figure import figure, transfer_figure
 
+    drawn = transfer_figure(what) if isinstance(what, Transfer) else figure(what)
     if file is None:
-        typer.echo(figure(layout), nl=False)
+        typer.echo(drawn, nl=False)
     else:
-        write_files(file.parent, {file.name: figure(layout)})
+        write_files(file.parent, {file.name: drawn})
         typer.echo(f"wrote {file.as_posix()}")

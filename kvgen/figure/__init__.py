@@ -6,15 +6,17 @@ box's upper left corner is its first, that in the lower right one its last.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
-from kvgen import show, sizes
+from kvgen import show, show_transfer, sizes
 from kvgen.figure import svg
 from kvgen.figure.boxes import draw_place
 from kvgen.figure.svg import Drawing, arrow, below, beside, paragraph, text, text_width
 from kvgen.figure.values import pad_name, paint
 from kvgen.layout import Buffer, Holds, Layout, Pad, Place
 from kvgen.picture import levels_of, parts
+from kvgen.transfer import Transfer
 
 WIDTH = 800
 """Pixels of a drawing, its margin included."""
@@ -30,8 +32,14 @@ def figure(layout: Layout) -> str:
     return svg.document(drawing, f"{layout.name}: {layout.summary}" if layout.summary else layout.name, _MARGIN)
 
 
+def transfer_figure(what: Transfer) -> str:
+    """The SVG file of a transfer: what is moved and how, and a page of each buffer of both sides."""
+    facts = [re.sub(r" {2,}", ": ", line.strip()) for line in show_transfer.lines_of(what)]
+    return side_by_side(what.name, [what.summary, *facts] if what.summary else facts, what.source, what.destination)
+
+
 def side_by_side(name: str, facts: Sequence[str], source: Layout, destination: Layout) -> str:
-    """The SVG file of a transfer: what is said of it, and its two layouts with an arrow from one to the other."""
+    """The SVG file of two layouts with an arrow from one to the other, below what is said of them."""
     width = WIDTH - 2 * _MARGIN
     column = (width - _ARROW) // 2
     left, right = drawn(source, column), drawn(destination, column)
