@@ -609,6 +609,18 @@ def test_a_dry_run_times_nothing(folder):
     ]
 
 
+def test_transfers_are_left_out(folder, monkeypatch):
+    result = kvgen("bench", "nhd_to_hnd", "--dry-run")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error[KV701]: nhd_to_hnd is a transfer and no layout\n  help: `python benchmarks")
+    assert kvgen("tune", "nhd_to_hnd", "--dry-run").err.startswith("error[KV701]: nhd_to_hnd is a transfer and no")
+    Path("small.yaml").write_text(SMALL)
+    result = kvgen(
+        "bench", "nhd_to_hnd", "small.yaml", "--dry-run", "--no-check", "--tokens", "1", "--function", "append"
+    )
+    assert result.out.splitlines()[-1].split() == ["append", "1", "128", "same", "bytes"]
+
+
 def test_memory_that_is_too_small_ends_a_layout_not_the_run(folder, timed, monkeypatch):
     def scarce(layout, *rest):
         raise torch.OutOfMemoryError("CUDA out of memory")

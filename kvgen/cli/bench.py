@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgen.against import Target, parse
-from kvgen.cli.common import OutputFormat, PathsArgument, console_width, find_layouts, load_all, reporting
+from kvgen.cli.common import (
+    OutputFormat,
+    PathsArgument,
+    console_width,
+    find_layouts,
+    load_all,
+    only_layouts,
+    reporting,
+)
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import Layout
 
@@ -72,7 +80,8 @@ def bench(
 
         require_matplotlib()
     with reporting(OutputFormat.TEXT) as found:
-        layouts = [layout for _, layout in load_all(find_layouts(paths))]
+        documents = [document for _, document in load_all(find_layouts(paths))]
+        layouts = only_layouts(documents, "`python benchmarks/transfer.py` times transfers")
         device, clock = device_and_clock(dry_run)
         targets = [parse(target) for target in against or []]
         rivals = _rivals(adapter or [])

@@ -15,6 +15,7 @@ import typer
 from kvgen import diagnostics, resources
 from kvgen.cli.codes import ENVIRONMENT
 from kvgen.diagnostics import Diagnostic, KvgenError, Span
+from kvgen.layout import Layout
 
 if TYPE_CHECKING:
     from kvgen.documents import Document
@@ -145,6 +146,14 @@ def load_all(paths: Iterable[Path]) -> list[tuple[Path, Document]]:
     if problems:
         raise KvgenError(*problems)
     return loaded
+
+
+def only_layouts(documents: Sequence[Document], why: str) -> list[Layout]:
+    """The layouts among some documents. KvgenError with ``why`` if there are none, but only transfers."""
+    found = [document for document in documents if isinstance(document, Layout)]
+    if not found:
+        raise KvgenError(Diagnostic("KV701", f"{documents[0].name} is a transfer and no layout", hint=why))
+    return found
 
 
 def _name_span(path: Path) -> Span:

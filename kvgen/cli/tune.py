@@ -9,7 +9,15 @@ import typer
 
 from kvgen import resources
 from kvgen.cli.bench import POOL_TOKENS, device_and_clock, progress, token_counts
-from kvgen.cli.common import DEFAULT_FOLDER, OutputFormat, console_width, layout_path, load_all, reporting
+from kvgen.cli.common import (
+    DEFAULT_FOLDER,
+    OutputFormat,
+    console_width,
+    layout_path,
+    load_all,
+    only_layouts,
+    reporting,
+)
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import KernelHints, Layout
 
@@ -43,7 +51,8 @@ def tune(
     counts = token_counts(tokens, SWEEP)
     with reporting(OutputFormat.TEXT):
         path = layout_path(layout)
-        ((_, loaded),) = load_all([path])
+        ((_, document),) = load_all([path])
+        (loaded,) = only_layouts([document], "kvgen chooses how transfers are divided")
         kinds = _kinds(function)
         if not dry_run:
             _check_place(path)
