@@ -30,7 +30,7 @@ PLANES = "fields: [{key: head slot dim}, {value: slot head dim}]"
 LAYOUTS: dict[str, Layout] = {
     **family("plain"),
     **family("skip", rest="slots: {skip: 7}\n"),
-    **family("remap", rest="slots: {remap: moved}\n"),
+    **family("remap", rest="slots: {remap: other_slots}\n"),
     **family("ranks", rest="slots: {shard: {world: 3, interleave: 1}}\n"),
     **one("hnd", HND),
     **one("pair_nhd", PAIR % "block kv slot head dim"),
@@ -74,10 +74,10 @@ SLOTS = [
     Mutant("neighbours of the padding slot skipped", placed("skip"), APPEND, r"slot_number != SKIP", "slot_number // 2 != SKIP // 2", "append/prefill"),
     Mutant("run of slots shifted", ("plain_minor", "pair_minor", "record_planar_minor"), APPEND, r"(?<!\w)run_slot = ", "run_slot = 1 + ", "append/T1"),
     Mutant("broken run taken for whole", ("plain_minor", "pair_minor", "record_planar_minor"), APPEND, r"tl\.min\((\(valid.*)\) == 1", r"tl.max(\1) == 1", "append/prefill"),
-    Mutant("slot table ignored", placed("remap"), APPEND, r"(?<=\n)    slot_number = tl\.load\(moved_ptr.*\n", "", "append/remap"),
-    Mutant("slot table read past its end", placed("remap"), APPEND, r"< moved_length", "<= moved_length", "append/remap"),
+    Mutant("slot table ignored", placed("remap"), APPEND, r"(?<=\n)    slot_number = tl\.load\(other_slots_ptr.*\n", "", "append/remap"),
+    Mutant("slot table read past its end", placed("remap"), APPEND, r"< other_slots_length", "<= other_slots_length", "append/remap"),
     Mutant("slots unmapped to a negative are written", placed("remap"), APPEND, r"valid = \(slot_number >= 0\)", "valid = (slot_number >= -1)", "append/remap"),
-    Mutant("slot table ignored by gather", placed("remap"), GATHER, r"(?<=\n)    slot_number = tl\.load\(moved_ptr.*\n", "", "gather/remap"),
+    Mutant("slot table ignored by gather", placed("remap"), GATHER, r"(?<=\n)    slot_number = tl\.load\(other_slots_ptr.*\n", "", "gather/remap"),
 ]
 
 TABLES = [
