@@ -292,6 +292,11 @@ def test_readme_names_every_command():
     )
 
 
+def test_readme_lists_every_page():
+    pages = re.findall(r"^\| \[[\w ]+\]\(docs/([\w-]+\.md)\)", README, re.M)
+    assert sorted(pages) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
 def test_readme_links_exist():
     for text in (README, (ROOT / "CONTRIBUTING.md").read_text()):
         for target in re.findall(r"\]\(([^)#:]+)\)", text):
