@@ -34,6 +34,7 @@ __all__ = [
     "append_positions",
     "gather",
     "gather_paged",
+    "gather_codes",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -607,6 +608,69 @@ def gather_paged(
     return key_out, value_out
 
 
+def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      key [T, NUM_HEADS, 128] float8_e4m3fn
+      value [T, NUM_HEADS, 128] float8_e4m3fn
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    num_blocks = _size("key_cache", key_cache, 3, 0) // 16
+    device = key_cache.device
+    _check_buffer(
+        "key_cache", key_cache, (num_blocks * BLOCK_SIZE, NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), 1, device
+    )
+    _check_buffer(
+        "value_cache",
+        value_cache,
+        (num_blocks * BLOCK_SIZE, NUM_HEADS, 128),
+        (torch.float8_e4m3fn, torch.uint8),
+        1,
+        device,
+    )
+    num_tokens = _check_integers("slots", slots, device)
+    if out is None:
+        zero_skipped = True
+        key_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn, device=device)
+        value_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn, device=device)
+    else:
+        key_out, value_out = _outs(out, 2)
+    _check_stream(
+        "key_out", key_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    _check_stream(
+        "value_out", value_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        with _on(device):
+            _gather_codes_kernel[(num_tokens,)](
+                key_out.view(torch.uint8),
+                value_out.view(torch.uint8),
+                key_cache.view(torch.uint8),
+                value_cache.view(torch.uint8),
+                slots,
+                num_slots,
+                num_tokens,
+                key_cache.stride(0),
+                key_cache.stride(1),
+                key_out.stride(0),
+                key_out.stride(1),
+                value_cache.stride(0),
+                value_cache.stride(1),
+                value_out.stride(0),
+                value_out.stride(1),
+                zero_skipped,
+                num_warps=4,
+            )
+    return key_out, value_out
+
+
 def copy_blocks(key_cache, value_cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -874,10 +938,10 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_flat_slots_fp8_5fc508a2.append and so on take what the functions here take, but for out and
+    torch.ops.kvgen_flat_slots_fp8_167dd658.append and so on take what the functions here take, but for out and
     zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_flat_slots_fp8_5fc508a2
+    ops = torch.ops.kvgen_flat_slots_fp8_167dd658
     for function, schema, fake in (
         (
             append,
@@ -905,13 +969,14 @@ def register_ops():
             "(Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, Tensor key_scale, Tensor value_scale, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None) -> (Tensor, Tensor)",
             _gather_paged_fake,
         ),
+        (gather_codes, "(Tensor key_cache, Tensor value_cache, Tensor slots) -> (Tensor, Tensor)", _gather_codes_fake),
         (
             slot_mapping,
             "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             _slot_mapping_fake,
         ),
     ):
-        name = f"kvgen_flat_slots_fp8_5fc508a2::{function.__name__}"
+        name = f"kvgen_flat_slots_fp8_167dd658::{function.__name__}"
         if not hasattr(ops, function.__name__):
             torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
@@ -948,6 +1013,14 @@ def _gather_paged_fake(
     new = key_cache.new_empty
     return new((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16), new(
         (num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16
+    )
+
+
+def _gather_codes_fake(key_cache, value_cache, slots):
+    num_tokens = slots.shape[0]
+    new = key_cache.new_empty
+    return new((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn), new(
+        (num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn
     )
 
 
@@ -1343,6 +1416,77 @@ def _gather_paged_kernel(
     scale = _to_float32(scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + dim[None, None, :],
+        value,
+        mask=written[:, None, None],
+    )
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
+def _gather_codes_kernel(
+    key_out_ptr,
+    value_out_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    slots_ptr,
+    num_slots,
+    num_tokens,
+    key_cache_stride_token,
+    key_cache_stride_head,
+    key_out_stride_token,
+    key_out_stride_head,
+    value_cache_stride_token,
+    value_cache_stride_head,
+    value_out_stride_token,
+    value_out_stride_head,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads key and value of one token, all heads."""
+    TOKENS: tl.constexpr = 1
+    NUM_HEADS: tl.constexpr = 8
+    HEAD_DIM: tl.constexpr = 128
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    dim = tl.arange(0, HEAD_DIM)
+
+    # key from key_cache
+    key = tl.load(
+        key_cache_ptr
+        + slot_number[:, None, None] * key_cache_stride_token
+        + head[None, :, None] * key_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache
+    value = tl.load(
+        value_cache_ptr
+        + slot_number[:, None, None] * value_cache_stride_token
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token

@@ -31,6 +31,7 @@ __all__ = [
     "append_positions",
     "gather",
     "gather_paged",
+    "gather_codes",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -323,6 +324,55 @@ def gather_paged(
     return key_out
 
 
+def gather_codes(index_cache, slots, *, out=None, zero_skipped=False):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      key [T, 128] float8_e4m3fn
+      key_scale [T, 1] float32
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    num_blocks = _size("index_cache", index_cache, 2, 0)
+    device = index_cache.device
+    _check_buffer("index_cache", index_cache, (num_blocks, 8448), (torch.uint8,), 4, device)
+    num_tokens = _check_integers("slots", slots, device)
+    if out is None:
+        zero_skipped = True
+        key_out = torch.empty((num_tokens, 128), dtype=torch.float8_e4m3fn, device=device)
+        key_scale_out = torch.empty((num_tokens, 1), dtype=torch.float32, device=device)
+    else:
+        key_out, key_scale_out = _outs(out, 2)
+    key_out = _check_stream(
+        "key_out", key_out, num_tokens, (128,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    key_scale_out = _check_stream(
+        "key_scale_out", key_scale_out, num_tokens, (1,), (torch.float32,), device, exact=True
+    )
+    tokens = 1 if num_tokens <= 64 else 8
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        with _on(device):
+            _gather_codes_kernel[(triton.cdiv(num_tokens, tokens),)](
+                key_out.view(torch.uint8),
+                key_scale_out,
+                index_cache,
+                slots,
+                num_slots,
+                num_tokens,
+                index_cache.stride(0),
+                key_out.stride(0),
+                key_scale_out.stride(0),
+                tokens,
+                zero_skipped,
+                num_warps=4,
+            )
+    return key_out, key_scale_out
+
+
 def copy_blocks(index_cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -527,10 +577,10 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_indexer_planar_72792051.append and so on take what the functions here take, but for out and
+    torch.ops.kvgen_indexer_planar_a42fb780.append and so on take what the functions here take, but for out and
     zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_indexer_planar_72792051
+    ops = torch.ops.kvgen_indexer_planar_a42fb780
     for function, schema, fake in (
         (append, "(Tensor key, Tensor(a1!) index_cache, Tensor slot_mapping) -> ()", _nothing),
         (append_key, "(Tensor key, Tensor(a1!) index_cache, Tensor slot_mapping) -> ()", _nothing),
@@ -545,13 +595,14 @@ def register_ops():
             "(Tensor index_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None) -> Tensor",
             _gather_paged_fake,
         ),
+        (gather_codes, "(Tensor index_cache, Tensor slots) -> (Tensor, Tensor)", _gather_codes_fake),
         (
             slot_mapping,
             "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             _slot_mapping_fake,
         ),
     ):
-        name = f"kvgen_indexer_planar_72792051::{function.__name__}"
+        name = f"kvgen_indexer_planar_a42fb780::{function.__name__}"
         if not hasattr(ops, function.__name__):
             torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
@@ -573,6 +624,12 @@ def _gather_paged_fake(index_cache, block_table, seq_lens, cu_seq_lens, *, start
     num_tokens = total_tokens
     new = index_cache.new_empty
     return new((num_tokens, HEAD_DIM), dtype=dtype or torch.bfloat16)
+
+
+def _gather_codes_fake(index_cache, slots):
+    num_tokens = slots.shape[0]
+    new = index_cache.new_empty
+    return new((num_tokens, 128), dtype=torch.float8_e4m3fn), new((num_tokens, 1), dtype=torch.float32)
 
 
 def _slot_mapping_fake(
@@ -829,6 +886,51 @@ def _gather_paged_kernel(
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(key_out_ptr + token[:, None] * key_out_stride_token + dim[None, :], key, mask=written[:, None])
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
+def _gather_codes_kernel(
+    key_out_ptr,
+    key_scale_out_ptr,
+    index_cache_ptr,
+    slots_ptr,
+    num_slots,
+    num_tokens,
+    index_cache_stride_block,
+    key_out_stride_token,
+    key_scale_out_stride_token,
+    TOKENS: tl.constexpr,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads key and key_scale of TOKENS tokens."""
+    KEY_DIM: tl.constexpr = 128
+    BLOCK_SIZE: tl.constexpr = 64
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    key_dim = tl.arange(0, KEY_DIM)
+
+    # key from index_cache
+    key = tl.load(
+        index_cache_ptr + block[:, None] * index_cache_stride_block + slot[:, None] * 128 + key_dim[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    tl.store(key_out_ptr + token[:, None] * key_out_stride_token + key_dim[None, :], key, mask=written[:, None])
+
+    # key_scale from index_cache
+    key_scale_ptrs = (index_cache_ptr + block * index_cache_stride_block).to(
+        tl.pointer_type(key_scale_out_ptr.dtype.element_ty), bitcast=True
+    )
+    key_scale = tl.load(key_scale_ptrs + slot + 2048, mask=valid, other=0)
+    tl.store(key_scale_out_ptr + token * key_scale_out_stride_token, key_scale, mask=written)
 
 
 @triton.jit(
@@ -1359,6 +1461,13 @@ def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
     if exact:
         _check_apart(name, tensor)
     return tensor
+
+
+def _outs(out, count):
+    """One tensor for each stream."""
+    if not isinstance(out, tuple | list) or len(out) != count:
+        raise TypeError(f"out: expected {count} tensors, one for each stream")
+    return out
 
 
 def _check_table(name, tensor, device, num_rows=0):

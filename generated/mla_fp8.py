@@ -32,6 +32,7 @@ __all__ = [
     "append_positions",
     "gather",
     "gather_paged",
+    "gather_codes",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -488,6 +489,56 @@ def gather_paged(
     return latent_out, rope_out
 
 
+def gather_codes(cache, slots, *, out=None, zero_skipped=False):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      latent [T, 512] float8_e4m3fn
+      rope [T, 64] float8_e4m3fn
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    num_blocks = _size("cache", cache, 3, 0)
+    device = cache.device
+    _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device)
+    num_tokens = _check_integers("slots", slots, device)
+    if out is None:
+        zero_skipped = True
+        latent_out = torch.empty((num_tokens, 512), dtype=torch.float8_e4m3fn, device=device)
+        rope_out = torch.empty((num_tokens, 64), dtype=torch.float8_e4m3fn, device=device)
+    else:
+        latent_out, rope_out = _outs(out, 2)
+    latent_out = _check_stream(
+        "latent_out", latent_out, num_tokens, (512,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    rope_out = _check_stream(
+        "rope_out", rope_out, num_tokens, (64,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    tokens = 1 if num_tokens <= 64 else 4
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        with _on(device):
+            _gather_codes_kernel[(triton.cdiv(num_tokens, tokens),)](
+                latent_out.view(torch.uint8),
+                rope_out.view(torch.uint8),
+                cache.view(torch.uint8),
+                slots,
+                num_slots,
+                num_tokens,
+                cache.stride(0),
+                cache.stride(1),
+                latent_out.stride(0),
+                rope_out.stride(0),
+                tokens,
+                zero_skipped,
+                num_warps=8,
+            )
+    return latent_out, rope_out
+
+
 def copy_blocks(cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -740,10 +791,10 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_mla_fp8_74e09174.append and so on take what the functions here take, but for out and
+    torch.ops.kvgen_mla_fp8_bb528ed0.append and so on take what the functions here take, but for out and
     zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_mla_fp8_74e09174
+    ops = torch.ops.kvgen_mla_fp8_bb528ed0
     for function, schema, fake in (
         (
             append,
@@ -767,13 +818,14 @@ def register_ops():
             "(Tensor cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, Tensor latent_scale, Tensor rope_scale, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None) -> (Tensor, Tensor)",
             _gather_paged_fake,
         ),
+        (gather_codes, "(Tensor cache, Tensor slots) -> (Tensor, Tensor)", _gather_codes_fake),
         (
             slot_mapping,
             "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             _slot_mapping_fake,
         ),
     ):
-        name = f"kvgen_mla_fp8_74e09174::{function.__name__}"
+        name = f"kvgen_mla_fp8_bb528ed0::{function.__name__}"
         if not hasattr(ops, function.__name__):
             torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
@@ -801,6 +853,12 @@ def _gather_paged_fake(
     return new((num_tokens, LATENT_DIM), dtype=dtype or torch.bfloat16), new(
         (num_tokens, ROPE_DIM), dtype=dtype or torch.bfloat16
     )
+
+
+def _gather_codes_fake(cache, slots):
+    num_tokens = slots.shape[0]
+    new = cache.new_empty
+    return new((num_tokens, 512), dtype=torch.float8_e4m3fn), new((num_tokens, 64), dtype=torch.float8_e4m3fn)
 
 
 def _slot_mapping_fake(
@@ -1168,6 +1226,57 @@ def _gather_paged_kernel(
     scale = _to_float32(scale)
     rope = rope * scale
     rope = _rounded(rope, rope_out_ptr.dtype.element_ty)
+    tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
+def _gather_codes_kernel(
+    latent_out_ptr,
+    rope_out_ptr,
+    cache_ptr,
+    slots_ptr,
+    num_slots,
+    num_tokens,
+    cache_stride_block,
+    cache_stride_slot,
+    latent_out_stride_token,
+    rope_out_stride_token,
+    TOKENS: tl.constexpr,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads latent and rope of TOKENS tokens."""
+    LATENT_DIM: tl.constexpr = 512
+    ROPE_DIM: tl.constexpr = 64
+    BLOCK_SIZE: tl.constexpr = 64
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    latent_dim = tl.arange(0, LATENT_DIM)
+    rope_dim = tl.arange(0, ROPE_DIM)
+
+    # latent from cache
+    latent = tl.load(
+        cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from cache
+    rope = tl.load(
+        cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
+        mask=valid[:, None],
+        other=0,
+    )
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 

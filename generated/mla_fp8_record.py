@@ -33,6 +33,7 @@ __all__ = [
     "append_positions",
     "gather",
     "gather_paged",
+    "gather_codes",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -410,6 +411,65 @@ def gather_paged(
     return latent_out, rope_out
 
 
+def gather_codes(cache, slots, *, dtype=None, out=None, zero_skipped=False):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      latent [T, 512] float8_e4m3fn
+      latent_scale [T, 4] float32
+      rope [T, 64]
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    num_blocks = _size("cache", cache, 3, 0)
+    device = cache.device
+    _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 656), (torch.uint8,), 4, device)
+    num_tokens = _check_integers("slots", slots, device)
+    if out is None:
+        zero_skipped = True
+        latent_out = torch.empty((num_tokens, 512), dtype=torch.float8_e4m3fn, device=device)
+        latent_scale_out = torch.empty((num_tokens, 4), dtype=torch.float32, device=device)
+        rope_out = torch.empty(
+            (num_tokens, 64), dtype=dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16, device=device
+        )
+    else:
+        latent_out, latent_scale_out, rope_out = _outs(out, 3)
+    latent_out = _check_stream(
+        "latent_out", latent_out, num_tokens, (512,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    latent_scale_out = _check_stream(
+        "latent_scale_out", latent_scale_out, num_tokens, (4,), (torch.float32,), device, exact=True
+    )
+    rope_out = _check_stream(
+        "rope_out", rope_out, num_tokens, (64,), (torch.bfloat16, torch.float16), device, exact=True
+    )
+    tokens = 1 if num_tokens <= 64 else 4
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        with _on(device):
+            _gather_codes_kernel[(triton.cdiv(num_tokens, tokens),)](
+                latent_out.view(torch.uint8),
+                latent_scale_out,
+                rope_out,
+                cache,
+                slots,
+                num_slots,
+                num_tokens,
+                cache.stride(0),
+                cache.stride(1),
+                latent_out.stride(0),
+                latent_scale_out.stride(0),
+                rope_out.stride(0),
+                tokens,
+                zero_skipped,
+                num_warps=8,
+            )
+    return latent_out, latent_scale_out, rope_out
+
+
 def copy_blocks(cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -662,10 +722,10 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_mla_fp8_record_b9e0f83e.append and so on take what the functions here take, but for out and
+    torch.ops.kvgen_mla_fp8_record_82310cc2.append and so on take what the functions here take, but for out and
     zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_mla_fp8_record_b9e0f83e
+    ops = torch.ops.kvgen_mla_fp8_record_82310cc2
     for function, schema, fake in (
         (append, "(Tensor latent, Tensor rope, Tensor(a2!) cache, Tensor slot_mapping) -> ()", _nothing),
         (append_latent, "(Tensor latent, Tensor(a1!) cache, Tensor slot_mapping) -> ()", _nothing),
@@ -682,12 +742,17 @@ def register_ops():
             _gather_paged_fake,
         ),
         (
+            gather_codes,
+            "(Tensor cache, Tensor slots, *, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor)",
+            _gather_codes_fake,
+        ),
+        (
             slot_mapping,
             "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             _slot_mapping_fake,
         ),
     ):
-        name = f"kvgen_mla_fp8_record_b9e0f83e::{function.__name__}"
+        name = f"kvgen_mla_fp8_record_82310cc2::{function.__name__}"
         if not hasattr(ops, function.__name__):
             torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
@@ -712,6 +777,16 @@ def _gather_paged_fake(cache, block_table, seq_lens, cu_seq_lens, *, starts=None
     new = cache.new_empty
     return new((num_tokens, LATENT_DIM), dtype=dtype or torch.bfloat16), new(
         (num_tokens, ROPE_DIM), dtype=dtype if dtype in DTYPES else torch.bfloat16
+    )
+
+
+def _gather_codes_fake(cache, slots, *, dtype=None):
+    num_tokens = slots.shape[0]
+    new = cache.new_empty
+    return (
+        new((num_tokens, 512), dtype=torch.float8_e4m3fn),
+        new((num_tokens, 4), dtype=torch.float32),
+        new((num_tokens, 64), dtype=dtype if dtype in (torch.bfloat16, torch.float16) else torch.bfloat16),
     )
 
 
@@ -1086,6 +1161,71 @@ def _gather_paged_kernel(
         latent_out_ptr + token[:, None, None] * latent_out_stride_token + latent_dim[None, :, :],
         latent,
         mask=written[:, None, None],
+    )
+
+    # rope from cache
+    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
+    )
+    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
+    tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
+def _gather_codes_kernel(
+    latent_out_ptr,
+    latent_scale_out_ptr,
+    rope_out_ptr,
+    cache_ptr,
+    slots_ptr,
+    num_slots,
+    num_tokens,
+    cache_stride_block,
+    cache_stride_slot,
+    latent_out_stride_token,
+    latent_scale_out_stride_token,
+    rope_out_stride_token,
+    TOKENS: tl.constexpr,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads latent and latent_scale and rope of TOKENS tokens."""
+    LATENT_DIM: tl.constexpr = 512
+    LATENT_SCALE_DIM: tl.constexpr = 4
+    ROPE_DIM: tl.constexpr = 64
+    BLOCK_SIZE: tl.constexpr = 64
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    latent_dim = tl.arange(0, LATENT_DIM)
+    latent_scale_dim = tl.arange(0, LATENT_SCALE_DIM)
+    rope_dim = tl.arange(0, ROPE_DIM)
+
+    # latent from cache
+    latent = tl.load(
+        cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # latent_scale from cache
+    latent_scale_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(latent_scale_out_ptr.dtype.element_ty), bitcast=True
+    )
+    latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
+    tl.store(
+        latent_scale_out_ptr + token[:, None] * latent_scale_out_stride_token + latent_scale_dim[None, :],
+        latent_scale,
+        mask=written[:, None],
     )
 
     # rope from cache

@@ -35,6 +35,7 @@ __all__ = [
     "append_positions",
     "gather",
     "gather_paged",
+    "gather_codes",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -464,6 +465,74 @@ def gather_paged(
     return key_out, value_out
 
 
+def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      key [T, NUM_HEADS, 128]
+      value [T, NUM_HEADS, 64] uint8
+      value_scale [T, NUM_HEADS, 8] float8_e4m3fn
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    num_blocks = _size("key_cache", key_cache, 4, 0)
+    device = key_cache.device
+    _check_buffer(
+        "key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 128), (torch.bfloat16, torch.float16), 1, device
+    )
+    _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 72), (torch.uint8,), 1, device)
+    num_tokens = _check_integers("slots", slots, device)
+    if out is None:
+        zero_skipped = True
+        key_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=key_cache.dtype, device=device)
+        value_out = torch.empty((num_tokens, NUM_HEADS, 64), dtype=value_cache.dtype, device=device)
+        value_scale_out = torch.empty((num_tokens, NUM_HEADS, 8), dtype=torch.float8_e4m3fn, device=device)
+    else:
+        key_out, value_out, value_scale_out = _outs(out, 3)
+    _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, 128), (key_cache.dtype,), device, exact=True)
+    _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, 64), (value_cache.dtype,), device, exact=True)
+    _check_stream(
+        "value_scale_out",
+        value_scale_out,
+        num_tokens,
+        (NUM_HEADS, 8),
+        (torch.float8_e4m3fn, torch.uint8),
+        device,
+        exact=True,
+    )
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        with _on(device):
+            _gather_codes_kernel[(num_tokens,)](
+                key_out,
+                value_out,
+                value_scale_out.view(torch.uint8),
+                key_cache,
+                value_cache,
+                slots,
+                num_slots,
+                num_tokens,
+                key_cache.stride(0),
+                key_cache.stride(1),
+                key_cache.stride(2),
+                key_out.stride(0),
+                key_out.stride(1),
+                value_cache.stride(0),
+                value_cache.stride(1),
+                value_cache.stride(2),
+                value_out.stride(0),
+                value_out.stride(1),
+                value_scale_out.stride(0),
+                value_scale_out.stride(1),
+                zero_skipped,
+                num_warps=4,
+            )
+    return key_out, value_out, value_scale_out
+
+
 def copy_blocks(key_cache, value_cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -711,10 +780,10 @@ def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_nhd_bf16k_turbo4v_7535ef50.append and so on take what the functions here take, but for out and
+    torch.ops.kvgen_nhd_bf16k_turbo4v_5301f4ee.append and so on take what the functions here take, but for out and
     zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_nhd_bf16k_turbo4v_7535ef50
+    ops = torch.ops.kvgen_nhd_bf16k_turbo4v_5301f4ee
     for function, schema, fake in (
         (
             append,
@@ -730,13 +799,18 @@ def register_ops():
         ),
         (
             gather,
-            "(Tensor key_cache, Tensor value_cache, Tensor slots, *, ScalarType? dtype=None, Tensor rotated=False) -> (Tensor, Tensor)",
+            "(Tensor key_cache, Tensor value_cache, Tensor slots, *, ScalarType? dtype=None, bool rotated=False) -> (Tensor, Tensor)",
             _gather_fake,
         ),
         (
             gather_paged,
-            "(Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None, Tensor rotated=False) -> (Tensor, Tensor)",
+            "(Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None, bool rotated=False) -> (Tensor, Tensor)",
             _gather_paged_fake,
+        ),
+        (
+            gather_codes,
+            "(Tensor key_cache, Tensor value_cache, Tensor slots) -> (Tensor, Tensor, Tensor)",
+            _gather_codes_fake,
         ),
         (
             slot_mapping,
@@ -744,7 +818,7 @@ def register_ops():
             _slot_mapping_fake,
         ),
     ):
-        name = f"kvgen_nhd_bf16k_turbo4v_7535ef50::{function.__name__}"
+        name = f"kvgen_nhd_bf16k_turbo4v_5301f4ee::{function.__name__}"
         if not hasattr(ops, function.__name__):
             torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
@@ -771,6 +845,16 @@ def _gather_paged_fake(
     new = key_cache.new_empty
     return new((num_tokens, NUM_HEADS, KEY_DIM), dtype=key_cache.dtype), new(
         (num_tokens, NUM_HEADS, VALUE_DIM), dtype=dtype or torch.bfloat16
+    )
+
+
+def _gather_codes_fake(key_cache, value_cache, slots):
+    num_tokens = slots.shape[0]
+    new = key_cache.new_empty
+    return (
+        new((num_tokens, NUM_HEADS, 128), dtype=key_cache.dtype),
+        new((num_tokens, NUM_HEADS, 64), dtype=value_cache.dtype),
+        new((num_tokens, NUM_HEADS, 8), dtype=torch.float8_e4m3fn),
     )
 
 
@@ -1286,6 +1370,111 @@ def _gather_paged_kernel(
         + value_dim[None, None, :, :],
         value,
         mask=written[:, None, None, None],
+    )
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
+def _gather_codes_kernel(
+    key_out_ptr,
+    value_out_ptr,
+    value_scale_out_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    slots_ptr,
+    num_slots,
+    num_tokens,
+    key_cache_stride_block,
+    key_cache_stride_slot,
+    key_cache_stride_head,
+    key_out_stride_token,
+    key_out_stride_head,
+    value_cache_stride_block,
+    value_cache_stride_slot,
+    value_cache_stride_head,
+    value_out_stride_token,
+    value_out_stride_head,
+    value_scale_out_stride_token,
+    value_scale_out_stride_head,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads key and value and value_scale of one token, all heads."""
+    TOKENS: tl.constexpr = 1
+    NUM_HEADS: tl.constexpr = 8
+    KEY_DIM: tl.constexpr = 128
+    VALUE_DIM: tl.constexpr = 64
+    VALUE_SCALE_DIM: tl.constexpr = 8
+    BLOCK_SIZE: tl.constexpr = 16
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    key_dim = tl.arange(0, KEY_DIM)
+    value_dim = tl.arange(0, VALUE_DIM)
+    value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
+
+    # key from key_cache
+    key = tl.load(
+        key_cache_ptr
+        + block[:, None, None] * key_cache_stride_block
+        + slot[:, None, None] * key_cache_stride_slot
+        + head[None, :, None] * key_cache_stride_head
+        + key_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=written[:, None, None],
+    )
+
+    # value_scale from value_cache
+    value_scale = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_scale_dim[None, None, :]
+        + 64,
+        mask=valid[:, None, None],
+        other=0,
+    )
+    tl.store(
+        value_scale_out_ptr
+        + token[:, None, None] * value_scale_out_stride_token
+        + head[None, :, None] * value_scale_out_stride_head
+        + value_scale_dim[None, None, :],
+        value_scale,
+        mask=written[:, None, None],
     )
 
 

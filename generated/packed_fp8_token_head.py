@@ -34,6 +34,7 @@ __all__ = [
     "append_positions",
     "gather",
     "gather_paged",
+    "gather_codes",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -472,6 +473,69 @@ def gather_paged(
     return key_out, value_out
 
 
+def gather_codes(kv_cache, slots, *, out=None, zero_skipped=False):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      key [T, NUM_HEADS, 128] float8_e4m3fn
+      key_scale [T, NUM_HEADS, 1] float32
+      value [T, NUM_HEADS, 128] float8_e4m3fn
+      value_scale [T, NUM_HEADS, 1] float32
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    num_blocks = _size("kv_cache", kv_cache, 4, 0)
+    device = kv_cache.device
+    _check_buffer("kv_cache", kv_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 264), (torch.uint8,), 4, device)
+    num_tokens = _check_integers("slots", slots, device)
+    if out is None:
+        zero_skipped = True
+        key_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn, device=device)
+        key_scale_out = torch.empty((num_tokens, NUM_HEADS, 1), dtype=torch.float32, device=device)
+        value_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn, device=device)
+        value_scale_out = torch.empty((num_tokens, NUM_HEADS, 1), dtype=torch.float32, device=device)
+    else:
+        key_out, key_scale_out, value_out, value_scale_out = _outs(out, 4)
+    _check_stream(
+        "key_out", key_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    _check_stream("key_scale_out", key_scale_out, num_tokens, (NUM_HEADS, 1), (torch.float32,), device, exact=True)
+    _check_stream(
+        "value_out", value_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    _check_stream("value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 1), (torch.float32,), device, exact=True)
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        with _on(device):
+            _gather_codes_kernel[(num_tokens,)](
+                key_out.view(torch.uint8),
+                key_scale_out,
+                value_out.view(torch.uint8),
+                value_scale_out,
+                kv_cache,
+                slots,
+                num_slots,
+                num_tokens,
+                kv_cache.stride(0),
+                kv_cache.stride(1),
+                kv_cache.stride(2),
+                key_out.stride(0),
+                key_out.stride(1),
+                key_scale_out.stride(0),
+                key_scale_out.stride(1),
+                value_out.stride(0),
+                value_out.stride(1),
+                value_scale_out.stride(0),
+                value_scale_out.stride(1),
+                zero_skipped,
+                num_warps=4,
+            )
+    return key_out, key_scale_out, value_out, value_scale_out
+
+
 def copy_blocks(kv_cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -680,10 +744,10 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_packed_fp8_token_head_89f16b21.append and so on take what the functions here take, but for out and
+    torch.ops.kvgen_packed_fp8_token_head_3b4a0687.append and so on take what the functions here take, but for out and
     zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_packed_fp8_token_head_89f16b21
+    ops = torch.ops.kvgen_packed_fp8_token_head_3b4a0687
     for function, schema, fake in (
         (append, "(Tensor key, Tensor value, Tensor(a2!) kv_cache, Tensor slot_mapping) -> ()", _nothing),
         (append_key, "(Tensor key, Tensor(a1!) kv_cache, Tensor slot_mapping) -> ()", _nothing),
@@ -699,13 +763,14 @@ def register_ops():
             "(Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None) -> (Tensor, Tensor)",
             _gather_paged_fake,
         ),
+        (gather_codes, "(Tensor kv_cache, Tensor slots) -> (Tensor, Tensor, Tensor, Tensor)", _gather_codes_fake),
         (
             slot_mapping,
             "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             _slot_mapping_fake,
         ),
     ):
-        name = f"kvgen_packed_fp8_token_head_89f16b21::{function.__name__}"
+        name = f"kvgen_packed_fp8_token_head_3b4a0687::{function.__name__}"
         if not hasattr(ops, function.__name__):
             torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
@@ -730,6 +795,17 @@ def _gather_paged_fake(kv_cache, block_table, seq_lens, cu_seq_lens, *, starts=N
     new = kv_cache.new_empty
     return new((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16), new(
         (num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16
+    )
+
+
+def _gather_codes_fake(kv_cache, slots):
+    num_tokens = slots.shape[0]
+    new = kv_cache.new_empty
+    return (
+        new((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn),
+        new((num_tokens, NUM_HEADS, 1), dtype=torch.float32),
+        new((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn),
+        new((num_tokens, NUM_HEADS, 1), dtype=torch.float32),
     )
 
 
@@ -1233,6 +1309,119 @@ def _gather_paged_kernel(
         + dim[None, None, :],
         value,
         mask=written[:, None, None],
+    )
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
+def _gather_codes_kernel(
+    key_out_ptr,
+    key_scale_out_ptr,
+    value_out_ptr,
+    value_scale_out_ptr,
+    kv_cache_ptr,
+    slots_ptr,
+    num_slots,
+    num_tokens,
+    kv_cache_stride_block,
+    kv_cache_stride_slot,
+    kv_cache_stride_head,
+    key_out_stride_token,
+    key_out_stride_head,
+    key_scale_out_stride_token,
+    key_scale_out_stride_head,
+    value_out_stride_token,
+    value_out_stride_head,
+    value_scale_out_stride_token,
+    value_scale_out_stride_head,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads key and key_scale and value and value_scale of one token, all heads."""
+    TOKENS: tl.constexpr = 1
+    NUM_HEADS: tl.constexpr = 8
+    KEY_DIM: tl.constexpr = 128
+    VALUE_DIM: tl.constexpr = 128
+    BLOCK_SIZE: tl.constexpr = 16
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    key_dim = tl.arange(0, KEY_DIM)
+    value_dim = tl.arange(0, VALUE_DIM)
+
+    # key from kv_cache
+    key = tl.load(
+        kv_cache_ptr
+        + block[:, None, None] * kv_cache_stride_block
+        + slot[:, None, None] * kv_cache_stride_slot
+        + head[None, :, None] * kv_cache_stride_head
+        + key_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # key_scale from kv_cache
+    key_scale_ptrs = (
+        kv_cache_ptr
+        + block[:, None] * kv_cache_stride_block
+        + slot[:, None] * kv_cache_stride_slot
+        + head[None, :] * kv_cache_stride_head
+    ).to(tl.pointer_type(key_scale_out_ptr.dtype.element_ty), bitcast=True)
+    key_scale = tl.load(key_scale_ptrs + 32, mask=valid[:, None], other=0)
+    tl.store(
+        key_scale_out_ptr + token[:, None] * key_scale_out_stride_token + head[None, :] * key_scale_out_stride_head,
+        key_scale,
+        mask=written[:, None],
+    )
+
+    # value from kv_cache
+    value = tl.load(
+        kv_cache_ptr
+        + block[:, None, None] * kv_cache_stride_block
+        + slot[:, None, None] * kv_cache_stride_slot
+        + head[None, :, None] * kv_cache_stride_head
+        + value_dim[None, None, :]
+        + 132,
+        mask=valid[:, None, None],
+        other=0,
+    )
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=written[:, None, None],
+    )
+
+    # value_scale from kv_cache
+    value_scale_ptrs = (
+        kv_cache_ptr
+        + block[:, None] * kv_cache_stride_block
+        + slot[:, None] * kv_cache_stride_slot
+        + head[None, :] * kv_cache_stride_head
+    ).to(tl.pointer_type(value_scale_out_ptr.dtype.element_ty), bitcast=True)
+    value_scale = tl.load(value_scale_ptrs + 65, mask=valid[:, None], other=0)
+    tl.store(
+        value_scale_out_ptr
+        + token[:, None] * value_scale_out_stride_token
+        + head[None, :] * value_scale_out_stride_head,
+        value_scale,
+        mask=written[:, None],
     )
 
 

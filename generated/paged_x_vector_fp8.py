@@ -34,6 +34,7 @@ __all__ = [
     "append_positions",
     "gather",
     "gather_paged",
+    "gather_codes",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -639,6 +640,79 @@ def gather_paged(
     return key_out, value_out
 
 
+def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      key [T, NUM_HEADS, 128] float8_e4m3fn
+      value [T, NUM_HEADS, 128] float8_e4m3fn
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    num_blocks = _size("key_cache", key_cache, 5, 0)
+    device = key_cache.device
+    _check_buffer(
+        "key_cache",
+        key_cache,
+        (num_blocks, NUM_HEADS, 8, BLOCK_SIZE, 16),
+        (torch.float8_e4m3fn, torch.uint8),
+        1,
+        device,
+    )
+    _check_buffer(
+        "value_cache",
+        value_cache,
+        (num_blocks, NUM_HEADS, 128, BLOCK_SIZE),
+        (torch.float8_e4m3fn, torch.uint8),
+        1,
+        device,
+    )
+    num_tokens = _check_integers("slots", slots, device)
+    if out is None:
+        zero_skipped = True
+        key_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn, device=device)
+        value_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn, device=device)
+    else:
+        key_out, value_out = _outs(out, 2)
+    _check_stream(
+        "key_out", key_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    _check_stream(
+        "value_out", value_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    tokens = 1 if num_tokens <= 64 else 16
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        with _on(device):
+            _gather_codes_kernel[(triton.cdiv(num_tokens, tokens), 8)](
+                key_out.view(torch.uint8),
+                value_out.view(torch.uint8),
+                key_cache.view(torch.uint8),
+                value_cache.view(torch.uint8),
+                slots,
+                num_slots,
+                num_tokens,
+                key_cache.stride(0),
+                key_cache.stride(1),
+                key_cache.stride(2),
+                key_cache.stride(3),
+                key_out.stride(0),
+                key_out.stride(1),
+                value_cache.stride(0),
+                value_cache.stride(1),
+                value_cache.stride(2),
+                value_out.stride(0),
+                value_out.stride(1),
+                tokens,
+                zero_skipped,
+                num_warps=2,
+            )
+    return key_out, value_out
+
+
 def copy_blocks(key_cache, value_cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -908,10 +982,10 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_paged_x_vector_fp8_08e53c4d.append and so on take what the functions here take, but for out and
+    torch.ops.kvgen_paged_x_vector_fp8_e1e8cb0d.append and so on take what the functions here take, but for out and
     zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_paged_x_vector_fp8_08e53c4d
+    ops = torch.ops.kvgen_paged_x_vector_fp8_e1e8cb0d
     for function, schema, fake in (
         (
             append,
@@ -939,13 +1013,14 @@ def register_ops():
             "(Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, Tensor key_scale, Tensor value_scale, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None) -> (Tensor, Tensor)",
             _gather_paged_fake,
         ),
+        (gather_codes, "(Tensor key_cache, Tensor value_cache, Tensor slots) -> (Tensor, Tensor)", _gather_codes_fake),
         (
             slot_mapping,
             "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             _slot_mapping_fake,
         ),
     ):
-        name = f"kvgen_paged_x_vector_fp8_08e53c4d::{function.__name__}"
+        name = f"kvgen_paged_x_vector_fp8_e1e8cb0d::{function.__name__}"
         if not hasattr(ops, function.__name__):
             torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
@@ -982,6 +1057,14 @@ def _gather_paged_fake(
     new = key_cache.new_empty
     return new((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16), new(
         (num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16
+    )
+
+
+def _gather_codes_fake(key_cache, value_cache, slots):
+    num_tokens = slots.shape[0]
+    new = key_cache.new_empty
+    return new((num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn), new(
+        (num_tokens, NUM_HEADS, 128), dtype=torch.float8_e4m3fn
     )
 
 
@@ -1539,6 +1622,95 @@ def _gather_paged_kernel(
     scale = _to_float32(scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
+    tl.store(
+        value_out_ptr + token[None, :] * value_out_stride_token + head * value_out_stride_head + dim[:, None],
+        value,
+        mask=written[None, :],
+    )
+
+
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
+def _gather_codes_kernel(
+    key_out_ptr,
+    value_out_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    slots_ptr,
+    num_slots,
+    num_tokens,
+    key_cache_stride_block,
+    key_cache_stride_head,
+    key_cache_stride_dim_div16,
+    key_cache_stride_slot,
+    key_out_stride_token,
+    key_out_stride_head,
+    value_cache_stride_block,
+    value_cache_stride_head,
+    value_cache_stride_dim,
+    value_out_stride_token,
+    value_out_stride_head,
+    TOKENS: tl.constexpr,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads key and value of TOKENS tokens, 1 head."""
+    HEAD_DIM: tl.constexpr = 128
+    BLOCK_SIZE: tl.constexpr = 16
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
+    head = tl.program_id(1).to(tl.int64)
+    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
+
+    # key from key_cache
+    key = tl.load(
+        key_cache_ptr
+        + block[None, :] * key_cache_stride_block
+        + head * key_cache_stride_head
+        + (dim // 16)[:, None] * key_cache_stride_dim_div16
+        + slot[None, :] * key_cache_stride_slot
+        + (dim % 16)[:, None],
+        mask=valid[None, :],
+        other=0,
+    )
+    tl.store(
+        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
+        key,
+        mask=written[None, :],
+    )
+
+    # value from value_cache
+    if whole:
+        value = tl.load(
+            value_cache_ptr
+            + first_block * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
+            + run_slot[None, :]
+        )
+    else:
+        value = tl.load(
+            value_cache_ptr
+            + block[None, :] * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
+            + slot[None, :],
+            mask=valid[None, :],
+            other=0,
+        )
     tl.store(
         value_out_ptr + token[None, :] * value_out_stride_token + head * value_out_stride_head + dim[:, None],
         value,

@@ -274,6 +274,7 @@ class Layout:
     ``contiguous`` is a cache of one block per request: the same thing under the names ``request`` and ``position``.
     ``layers`` is the ``layer`` axis, or None where the layout has none. ``prefix`` is ``src_`` or ``dst_`` where it is
     one side of a transfer: its buffers are called so already, and so is what generated code says of it.
+    ``of_leaves``: its streams are the leaves of another layout, as they are stored (``kvgen.stored``).
     """
 
     name: str
@@ -287,6 +288,7 @@ class Layout:
     slots: Slots
     schedule: ScheduleHints = ScheduleHints()
     prefix: str = ""
+    of_leaves: bool = False
 
     @property
     def mla(self) -> bool:

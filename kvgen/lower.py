@@ -17,7 +17,7 @@ SLOT_NUMBER = "slot_number"
 
 
 def lower(layout: Layout) -> tuple[Plan, ...]:
-    """Every copying function of a layout's module, in the order it prints them."""
+    """Every copying function of a layout's module, in the order it prints them; not that of what is stored."""
     cache, fills = cache_views(layout), cache_fills(layout)
     names = tuple(stream.name for stream in layout.streams)
 
@@ -242,7 +242,7 @@ def verify(layout: Layout, plan: Plan) -> None:
             packed = [cache.pack] if cache.pack else []
             digits = [digit for digit in [*(s.digit for s in cache.steps), *packed] if digit.axis == name]
             digits.sort(key=lambda digit: digit.div)
-            reach = 1
+            reach = next((axis.step for axis in leaf.axes if axis.name == name), 1)
             for digit in digits:
                 assert digit.div == reach, (plan.name, copy.stream, digit)
                 reach = None if digit.size is None else reach * digit.size

@@ -8,6 +8,7 @@ the code that prints addresses and encoders. Only the pages that a call names ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -27,6 +28,7 @@ __all__ = [
     "extents",
     "fill_slots",
     "gather",
+    "gather_codes",
     "gather_paged",
     "leaf_places",
     "leaf_views",
@@ -194,6 +196,40 @@ def gather(
                 values = encoded.decode_rows(stream, values, given, rotated).to(rows.dtype)
             rows[: len(slots)][keep] = values.view(rows.dtype)
         result[stream.name] = rows
+    return result
+
+
+def gather_codes(
+    layout: Layout,
+    buffers: Mapping[str, Tensor],
+    slots: Tensor,
+    *,
+    remap: Tensor | None = None,
+    layer: int | None = None,
+    out: Mapping[str, Tensor] | None = None,
+    zero_skipped: bool = False,
+) -> dict[str, Tensor]:
+    """What is stored for tokens of ``slots [T]``, bit by bit and by leaf (``key``, ``key.scale``): ``[T, (head,) n]``.
+
+    n counts values, the bytes of codes that share some, or groups of dims under a scale, 1 where a row shares one.
+    Skipped rows are as those of ``gather``.
+    """
+    keep, numbers = resolve_slots(layout, slots, num_slots(layout, buffers), remap)
+    pool = Pool(layout, buffers, _check_layer(layout, extents(layout, buffers), layer), {})
+    result = {}
+    for leaf in layout.leaves:
+        view = pool.places[leaf.name][0].select("layer", pool.layer)
+        data = view.tensor[view.at(numbers, pool.sizes["slot"])]
+        heads = [pool.sizes.get("head") or axis.extent for axis in leaf.axes if axis.name == "head"]
+        plain = layout.stream(leaf.stream).encoding is None
+        kind = _row_type(layout, layout.stream(leaf.stream), buffers, None) if plain else getattr(torch, leaf.dtypes[0])
+        width = math.prod(view.tensor.shape[view.token_dims :]) // math.prod(heads)
+        shape = (len(slots), *heads, width // kind.itemsize)
+        rows = torch.zeros(shape, dtype=kind, device=slots.device) if out is None else out[leaf.name]
+        result[leaf.name], held = rows, rows.view(torch.uint8)
+        if zero_skipped:
+            held[~keep] = 0
+        held[keep] = data.reshape(len(numbers), *heads, width)
     return result
 
 

@@ -100,6 +100,15 @@ class FakeModule:
         options = self._outputs(self._tables(self.streams, rest, options))
         return self._packed(reference.gather(self.layout, buffers, slots, **options))
 
+    def gather_codes(self, *args: Any, **options: Any) -> Any:
+        buffers, rest = self._take(args, self.buffers)
+        slots, *remap = rest
+        if options.get("out") is not None:
+            out = options["out"] if isinstance(options["out"], tuple) else (options["out"],)
+            options["out"] = dict(zip([leaf.name for leaf in self.layout.leaves], out, strict=True))
+        table = remap[0] if remap else None
+        return self._packed(reference.gather_codes(self.layout, buffers, slots, remap=table, **options))
+
     def gather_paged(self, *args: Any, **options: Any) -> Any:
         buffers, rest = self._take(args, self.buffers)
         table, lengths, bounds, *rest = rest

@@ -40,6 +40,7 @@ IN_TURN = (
     "append_positions/request_ids",
     "gather/transposed",
     "gather/out_float32",
+    "gather_codes/skipped_out",
     "gather_paged/starts",
 )
 

@@ -11,7 +11,7 @@ from kvgen.harness.pools import PoolFactory
 from kvgen.layout import Layout
 from kvgen.quant import e2m1
 from kvgen.resolve import load_text
-from tests.generated import shipped
+from tests.generated import module_of, shipped
 from tests.quantised import INF, NAN, encoding_of, hexes, numbers
 
 HALF_SPLIT = "block slot head dim//32 dim%16 dim//16%2"
@@ -150,6 +150,27 @@ def test_accuracy(expected: float, quant: str, group: int, zero: bool) -> None:
     exact = values.double()
     found = 10 * (exact.square().sum() / (back.double() - exact).square().sum()).log10()
     assert abs(found.item() - expected) < 0.1
+
+
+def test_what_is_stored_is_handed_out_as_it_lies() -> None:
+    """Bytes of codes in the order of their dims; scales and zeros by group, each token with those that it shares."""
+    layout = shipped("nhd_int4_group")
+    pool, slots = PoolFactory(layout, "cpu", 0).make(), torch.tensor([33, -1, 65])
+    found = reference.gather_codes(layout, pool.actual, slots)
+    shapes = {name: (tuple(rows.shape), rows.dtype) for name, rows in found.items()}
+    assert shapes == {
+        f"{name}{part}": ((3, 8, count), torch.float16 if part else torch.uint8)
+        for name, groups in (("key", 128), ("value", 4))
+        for part, count in (("", 64), (".scale", groups), (".zero", groups))
+    }
+    stored = {name: tensor.view(torch.uint8) for name, tensor in pool.actual.items()}
+    assert torch.equal(found["key"][2], stored["key_cache"][1, 1])
+    assert torch.equal(found["key.scale"][0].view(torch.uint8), stored["key_params"][0, 1, ..., :2].flatten(1))
+    assert torch.equal(found["value.zero"][2].view(torch.uint8), stored["value_params"][1, 1, ..., 2:].flatten(1))
+    assert not any(rows[1].view(torch.uint8).any() for rows in found.values())
+    made = module_of(layout).gather_codes(*pool.actual.values(), slots)
+    for mine, theirs in zip(made, found.values(), strict=True):
+        assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
 
 
 def test_a_stream_whose_tokens_share_a_scale_is_not_appended() -> None:

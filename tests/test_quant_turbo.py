@@ -75,6 +75,8 @@ def test_bytes(bits: int, group: list[float], codes: str, scale: str, place: str
             )
         assert (hexes(held), hexes(scales)) == (codes, scale)
     assert torch.equal(pool.expected["cache"], pool.actual["cache"])
+    held, scales = module.gather_codes(pool.actual["cache"], torch.tensor([6]))
+    assert (hexes(held[0, 1, -whole:]), hexes(scales[0, 1, -1:])) == (codes, scale)
 
 
 def test_a_group_of_zeros_comes_back_as_zeros() -> None:

@@ -7,7 +7,7 @@ import textwrap
 from kvgen import sizes
 from kvgen.emit.args import argument_scales, rotated
 from kvgen.emit.encoding import describe
-from kvgen.emit.names import block_size_name, extent_name, num_blocks_name
+from kvgen.emit.names import block_size_name, extent_text, num_blocks_name
 from kvgen.encodings import append_refusal
 from kvgen.layout import Buffer, Field, Holds, Layout, Pad, Place
 from kvgen.plan import Plan
@@ -97,7 +97,12 @@ def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
             lines.append(f"{name} {_dense(layout, name)}, of T tokens or more, with any strides but the last.")
     else:
         summary = f"Read tokens' {joined} back from {cache}, in one launch."
+        if layout.of_leaves:
+            summary = "Read tokens' codes, scales and zeros as they are stored, in one launch."
         lines.append(f"Returns {', '.join(f'{name} {_dense(layout, name)}' for name in names)}: out, if it is given.")
+        if layout.of_leaves:
+            lines = ["Returns these, or out if it is given:", *(f"  {name} {_dense(layout, name)}" for name in names)]
+            lines.append("Last dimensions count values, the bytes of codes that share some, or groups under one scale.")
     lines += _placement_lines(layout, plan)
     if layout.slots.remap:
         lines.append(f"{layout.slots.remap} [slots] maps each slot number to another one, or to a negative: skipped.")
@@ -130,9 +135,9 @@ def _encoding_lines(layout: Layout, plan: Plan) -> list[str]:
 
 def _dense(layout: Layout, name: str) -> str:
     stream = layout.stream(name)
-    names = [extent_name(layout, name, axis.name) for axis in stream.axes]
-    shape = ", ".join(n.lower() if a.extent is None else n for n, a in zip(names, stream.axes, strict=True))
-    return f"[T, {shape}]"
+    shape = ", ".join(extent_text(layout, name, axis) for axis in stream.axes)
+    kind = f" {stream.dtypes[0]}" if layout.of_leaves and len(stream.dtypes) == 1 else ""
+    return f"[T, {shape}]{kind}"
 
 
 def _placement_lines(layout: Layout, plan: Plan) -> list[str]:

@@ -9,7 +9,7 @@ from kvgen.emit.index import Variable, address, dim_name, subscript
 from kvgen.emit.names import extent_name, extents_of, index_name
 from kvgen.emit.packing import word_type
 from kvgen.emit.sections import Piece, Side
-from kvgen.layout import Layout, Scale
+from kvgen.layout import Layout, Scale, leaves_of
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Plan, Step, View
 from kvgen.schedule import Schedule, Tile
@@ -145,7 +145,10 @@ class Indexing:
         """The name of a tensor's stride, registered as an argument."""
         buffer = next((b for b in self.layout.buffers if b.name == view.tensor), None)
         if buffer is not None:
-            name = f"{view.tensor}_stride_{dim_name(buffer.place.dims[dim], extents_of(self.layout, stream))}"
+            leaf = stream
+            if self.layout.of_leaves:  # a leaf of the buffer's own counts dims as its order does
+                leaf = next((name for name in leaves_of(buffer.place) if "." in name), stream)
+            name = f"{view.tensor}_stride_{dim_name(buffer.place.dims[dim], extents_of(self.layout, leaf))}"
         elif scale is not None:
             name = f"{view.tensor}_stride_{scale.axes[dim].name}"
         else:

@@ -8,7 +8,15 @@ from kvgen.axes import Digit, product
 from kvgen.emit.args import argument_scales, rotated
 from kvgen.emit.docs import function_doc
 from kvgen.emit.kernel import Kernel
-from kvgen.emit.names import block_size_name, extent_name, extents_of, num_blocks_name, num_layers_name, tuple_text
+from kvgen.emit.names import (
+    block_size_name,
+    extent_name,
+    extent_text,
+    extents_of,
+    num_blocks_name,
+    num_layers_name,
+    tuple_text,
+)
 from kvgen.layout import Buffer, Dim, Layout, Record, Scale, Stream, leaves_of
 from kvgen.plan import Copy, Plan
 from kvgen.schedule import Schedule
@@ -203,7 +211,10 @@ def _chosen(layout: Layout, buffer: Buffer, stream: str) -> bool:
 
 
 def dtypes_name(layout: Layout, stream: Stream) -> str:
-    """``DTYPES``, or ``KEY_DTYPES`` where the streams differ."""
+    """``DTYPES``, or ``KEY_DTYPES`` where the streams differ; of what lies in the pool the types themselves."""
+    if layout.of_leaves:
+        bytes_too = ["torch.uint8"] if stream.dtypes[0].startswith("float8") else []
+        return tuple_text([*(f"torch.{dtype}" for dtype in stream.dtypes), *bytes_too])
     if len({s.dtypes for s in layout.streams}) == 1:
         return "DTYPES"
     return f"{stream.name.upper()}_DTYPES"
@@ -281,6 +292,8 @@ def _dim_size_text(layout: Layout, buffer: Buffer, dim: Dim) -> str:
 def whole_name(layout: Layout, buffer: Buffer, digit: Digit) -> str | None:
     """The constant's name where a digit is a whole axis."""
     leaf = layout.leaf(leaves_of(buffer.place)[0])
+    if layout.of_leaves and digit.axis == "dim":
+        return None
     if digit.div != 1 or digit.axis == "kv" or digit.size != extents_of(layout, leaf.name).get(digit.axis):
         return None
     if digit.axis == "slot":
@@ -298,8 +311,7 @@ def _stream_check(layout: Layout, plan: Plan, copy: Copy) -> StreamCheck:
     buffer = layout.buffer(plan.cache_view(copy).tensor)
     shape = []
     for axis in stream.axes:
-        text = extent_name(layout, name, axis.name)
-        shape.append(text.lower() if axis.extent is None else text)
+        shape.append(extent_text(layout, name, axis))
     if stream.encoding:
         dtypes = dtypes_name(layout, stream) if plan.kind == "append" else DECODED_DTYPES
     else:

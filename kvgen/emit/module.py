@@ -18,6 +18,7 @@ from kvgen.emit.packing import Packing, packings
 from kvgen.emit.pages import PageFunction, PageTable, build_page_functions, build_page_table
 from kvgen.layout import Buffer, Layout, Record, leaves_of
 from kvgen.lower import lower
+from kvgen.stored import stored_plans
 
 ALWAYS = ("fill_slots", "slot_mapping", "register_ops")
 """Functions that every module has behind those of its plans."""
@@ -94,8 +95,10 @@ class Module:
 
 def build_module(layout: Layout) -> Module:
     """Everything the module template prints for ``layout``."""
-    kernels = tuple(build_kernel(layout, plan) for plan in lower(layout))
-    functions = tuple(build_function(layout, kernel) for kernel in kernels)
+    plans = [*((layout, plan) for plan in lower(layout)), *stored_plans(layout)]
+    kernels = tuple(build_kernel(of, plan) for of, plan in plans)
+    functions = tuple(build_function(of, kernel) for (of, _), kernel in zip(plans, kernels, strict=True))
+    streams = [stream for of in dict.fromkeys(of for of, _ in plans) for stream in of.streams]
     pages = build_page_functions(layout)
     addressing = _addressing(layout)
     several = len(layout.buffers) > 1
@@ -132,9 +135,9 @@ def build_module(layout: Layout) -> Module:
         integers=integers(helpers(layout)),
         packs=packings(layout),
         codebooks=codebooks(layout),
-        several=len(layout.streams) > 1,
+        several=any(function.uses["several"] for function in functions),
         separate=any(function.uses["separate"] for function in functions),
-        headless=any(all(a.name != "head" for a in s.axes) for s in layout.streams),
+        headless=any(all(a.name != "head" for a in s.axes) for s in streams),
         indexed=layout.layers is not None or layout.slots.shard is not None,
         stride_unit=any(kernel.stride_unit > 1 for kernel in kernels),
     )

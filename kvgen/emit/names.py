@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvgen.axes import Axis
 from kvgen.layout import Layout
 from kvgen.lower import SLOT_NUMBER
 
@@ -20,6 +21,17 @@ def extent_name(layout: Layout, stream: str, axis: str) -> str:
     if axis == "head":
         return f"{layout.prefix.upper()}NUM_HEADS"
     return "HEAD_DIM" if one_dim(layout) else f"{stream.upper()}_DIM"
+
+
+def extent_text(layout: Layout, stream: str, axis: Axis) -> str:
+    """An extent in a launcher: a constant of the module, or the argument's name of one that the launch decides.
+
+    Modules have no constants for what lies in the pool along ``dim``: there it is a number.
+    """
+    if layout.of_leaves and axis.name == "dim" and axis.extent is not None:
+        return str(axis.extent)
+    name = extent_name(layout, stream, axis.name)
+    return name.lower() if axis.extent is None else name
 
 
 def index_name(layout: Layout, stream: str, axis: str) -> str:

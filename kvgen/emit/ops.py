@@ -17,6 +17,7 @@ TYPES = {
     "layer": "SymInt layer",
     "rank": "SymInt rank",
     "dtype=None": "ScalarType? dtype=None",
+    "rotated=False": "bool rotated=False",
     "total_tokens=None": "SymInt total_tokens",
 }
 """What is no tensor; lengths must be given, since they lie on the device."""

@@ -14,6 +14,7 @@ from kvgen.layout import Layout
 from kvgen.lower import lower
 from kvgen.lower_pages import page_plans
 from kvgen.lower_transfer import lower_transfer
+from kvgen.stored import stored_plans
 from kvgen.transfer import Transfer
 
 BY_TARGET = "by target"
@@ -48,7 +49,8 @@ def kernels(layout: Layout | Transfer) -> list[KernelSpec]:
     """Every kernel of a module, in every form that is compiled differently."""
     if isinstance(layout, Transfer):
         return [s for plan in lower_transfer(layout) for s in _transfer_forms(build_transfer_kernel(layout, plan))]
-    found = [spec for plan in lower(layout) for spec in _forms(build_kernel(layout, plan))]
+    plans = [*((layout, plan) for plan in lower(layout)), *stored_plans(layout)]
+    found = [spec for of, plan in plans for spec in _forms(build_kernel(of, plan))]
     return [*found, *_pages(layout), *(_concat() if layout.mla else ()), *_addressing(layout)]
 
 

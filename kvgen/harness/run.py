@@ -10,6 +10,7 @@ import torch
 from kvgen.encodings import append_refusal
 from kvgen.harness.bench import Bench, Case
 from kvgen.harness.cases_append import append_cases
+from kvgen.harness.cases_codes import code_cases
 from kvgen.harness.cases_concat import concat_cases
 from kvgen.harness.cases_encoded import encoded_cases
 from kvgen.harness.cases_gather import gather_cases
@@ -36,6 +37,7 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
         *gather_cases(layout, variants),
         *encoded_cases(layout),
         *concat_cases(layout),
+        *code_cases(layout),
         *slot_cases(layout),
         *page_cases(layout, device),
         *refusal_cases(layout, device),

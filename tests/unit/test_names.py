@@ -45,6 +45,7 @@ def test_no_name_of_a_generated_module_is_free(path: Path):
     own += [layout.slots.remap] if layout.slots.remap else []
     scales = [scale for stream in layout.streams for scale in (stream.scale, stream.scale and stream.scale.scale)]
     own += [scale.argument for scale in scales if scale]
+    own += [s.encoding.zero.name.replace(".", "_") for s in layout.streams if s.encoding and s.encoding.zero]
     used = set(identifiers(generated(path))) - set(own)
     assert {name for name in used if argument_objection(name, own) is None} == set()
 
