@@ -9,6 +9,7 @@ Wrapped in ``Eager`` it is never captured in a graph, and has a host time only.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable
@@ -55,7 +56,9 @@ def known_rivals() -> list[Rival]:
     found = [Rival("torch", torch_indexing)]
     for package, adapter in (("flashinfer", flashinfer_append), ("vllm", vllm_append)):
         if importlib.util.find_spec(package):
-            found.append(Rival(package, adapter, _version(package)))
+            with contextlib.suppress(Exception):  # what is installed may still not work here
+                version = getattr(importlib.import_module(package), "__version__", "")
+                found.append(Rival(package, adapter, str(version)))
     return found
 
 
@@ -87,10 +90,6 @@ def load_adapter(name: str) -> Rival:
     if not callable(adapter):
         raise KvgenError(Diagnostic("KV742", f"{name} is no function", hint="write module:function"))
     return Rival(name, adapter)
-
-
-def _version(package: str) -> str:
-    return str(getattr(importlib.import_module(package), "__version__", ""))
 
 
 def torch_indexing(task: Task) -> Call | None:
@@ -187,7 +186,7 @@ def vllm_append(task: Task) -> Call | None:
     """vLLM's ``reshape_and_cache_flash``: keys and values as they come, or as fp8 codes under one static scale."""
     codes = [_static_fp8(stream) for stream in task.layout.streams]
     caches = _key_and_value(task, torch.uint8 if all(codes) else None)
-    if caches is None or task.remap is not None:
+    if caches is None:
         return None
     import vllm._C  # noqa: F401 - registers the operator
 
@@ -211,6 +210,8 @@ def _key_and_value(task: Task, dtype: torch.dtype | None = None) -> tuple[Tensor
     """Two pools ``[blocks, block_size, heads, dim]`` for an append of key and value, None if they are not so."""
     shapes = [x.shape[1:] for x in task.streams.values()]
     if task.function != "append" or len(shapes) != 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
+        return None
+    if task.remap is not None:
         return None
     caches = _plain_caches(task, dtype)
     if caches is None or any(cache.dim() != 4 or cache.stride(-1) != 1 for cache in caches.values()):

@@ -90,9 +90,7 @@ def bench(
 
         size = 0 if dry_run else pool_tokens
         plan = Plan(device, counts, tuple(function) if function else None, rivals, size, last_level_cache(device))
-        result = _measure(layouts, plan, targets, clock, check, found)
-        if json_file:
-            _write_json(result, json_file)
+        result = _measure(layouts, plan, targets, clock, check, found, json_file)
         if plot_file:
             plot(result, plot_file)
 
@@ -141,8 +139,9 @@ def _measure(
     clock: Clock | None,
     check: bool,
     found: list[Diagnostic],
+    json_file: Path | None,
 ) -> Run:
-    """Every row of every layout; tables are printed as they are done. What is not timed is among ``found``."""
+    """Every row of every layout; tables are printed and written as they are done. ``found`` has what is not timed."""
     from kvgen.bench import run, table
     from kvgen.bench.results import Run
     from kvgen.bench.rivals import against
@@ -164,7 +163,10 @@ def _measure(
             if own:
                 _print(own, rate)
             rows += own
-    return replace(result, rows=tuple(rows))
+            result = replace(result, rows=tuple(rows))
+            if json_file:
+                _write_json(result, json_file)  # after each layout: a later one may take the process with it
+    return result
 
 
 def _modules(layouts: list[Layout]) -> Iterator[tuple[Layout, ModuleType]]:
