@@ -7,6 +7,7 @@ each point, the same each time, among what has a meaning there.
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +16,10 @@ from kvgen.diagnostics import KvgenError
 from kvgen.encodings import append_refusal
 from kvgen.quant import MODES, Mode
 from kvgen.resolve import load_text
-from kvgen.values import SCALE_DTYPES, ZERO_DTYPES
+from tests.encodings import ZEROS, code_options, scale_options
 
 BLOCK_SIZE = 6
 HEADS = 2
-
-ZEROS = {"minimum": "kind: minimum", "point": "kind: point", "clamped": "kind: point, clamped: true"}
 
 CODES = tuple(
     f"{name} {zero}".strip() for name, mode in MODES.items() for zero in (ZEROS if mode.asymmetric else ("",))
@@ -176,7 +175,7 @@ class _Writer:
             "name: point",
             f"axes: {{head: {HEADS}, dim: {dim}{layer}}}",
             f"block_size: {BLOCK_SIZE}",
-            f"streams:\n  key: {{{dtype}{rotate}quant: {{{self._quant()}}}}}",
+            f"streams:\n  key: {{{dtype}{rotate}quant: {self._quant()}}}",
             *["  value: key"] * (len(streams) - 1),
             "buffers:",
             *getattr(self, f"_{point.placement}")(),
@@ -192,41 +191,11 @@ class _Writer:
 
     def _quant(self) -> str:
         point, choose = self.point, self.random.choice
-        parts = [f"mode: {point.mode.name}"]
-        if point.mode.clamp and point.zero in ("", "minimum"):
-            parts.append(f"round: {choose(('even', 'away'))}")
-        if point.mode.clamp and not point.mode.asymmetric:
-            lowest = -(1 << point.mode.bits - 1)
-            parts.append(f"clamp: [{choose((lowest, lowest + 1))}, {-lowest - 1}]")
-        if point.zero:
-            dtype = choose(ZERO_DTYPES["minimum" if point.zero == "minimum" else "point"])
-            parts.append(f"zero: {{{ZEROS[point.zero]}, dtype: {dtype}}}")
-        return ", ".join((*parts, f"scale: {{{self._scale()}}}"))
-
-    def _scale(self) -> str:
-        point, choose = self.point, self.random.choice
-        per = point.per.replace("//g", f"//{point.group}")
-        own = next(word for word, dtype in SCALE_DTYPES.items() if dtype == point.mode.scale_dtype)
-        dtype = own if point.mode.group else choose(tuple(SCALE_DTYPES))
-        parts = [f"per: {per}", f"source: {point.source}", f"dtype: {dtype}"]
-        if point.mode.by_norm:
-            return ", ".join(parts)
-        parts.append(f"arithmetic: {choose(('divide', 'multiply'))}")
-        if point.source == "static":
-            if not {"block", "slot"} & set(point.axes):
-                parts.append(f"given: {choose(('scale', 'inverse'))}")
-            return ", ".join(parts)
-        grid = choose(("pow2",) if dtype == "e8m0" else ("any", "pow2"))
-        parts.append(f"grid: {grid}")
-        if grid == "pow2":
-            parts.append(f"exponent: {choose(('ceil', 'floor'))}")
-        if grid == "pow2" or dtype != "float32":
-            parts.append(f"encode: {choose(('stored', 'exact'))}")
-        largest = point.mode.code_range
-        parts.append(f"range: {choose((largest, largest, largest / 2))}")
-        parts.append(f"floor: {choose(('none', '{scale: 1.0e-4}', '{amax: 1.0e-3}'))}")
-        parts.append(f"scale: {choose(('none', '{per: []}', *['{per: head}'] * ('head' in point.axes)))}")
-        return ", ".join(parts)
+        stored = bool({"block", "slot"} & set(point.axes))
+        dynamic = point.source == "dynamic"
+        scale = {"per": point.per.replace("//g", f"//{point.group}") if point.per != "[]" else []}
+        scale |= scale_options(choose, point.mode, dynamic=dynamic, stored=stored, by_head="head" in point.axes)
+        return json.dumps(code_options(choose, point.mode, point.zero) | {"scale": scale})
 
     def _order(self) -> list[str]:
         """The terms of the codes, slowest first."""

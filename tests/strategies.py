@@ -10,6 +10,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from kvgen.quant import MODES
+from tests.encodings import ZEROS, code_options, per_words, scale_options
+
 FACTORS = (2, 3, 4, 5, 6, 7)
 
 
@@ -20,12 +23,15 @@ class Shape:
     streams: int
     buffers: int
     layers: bool
+    encoded: bool = False
 
     def __str__(self) -> str:
-        return f"{self.streams}s{self.buffers}b{'L' if self.layers else ''}"
+        return f"{self.streams}s{self.buffers}b{'L' if self.layers else ''}{'E' if self.encoded else ''}"
 
 
 SHAPES = [Shape(s, b, layers) for s, b in ((1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3)) for layers in (False, True)]
+ENCODED = [Shape(s, b, layers, True) for s, b in ((1, 1), (1, 2), (2, 1), (2, 2)) for layers in (False, True)]
+"""Shapes of layouts whose streams are mostly encoded; scales and zeros lie in any of their buffers."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Piece:
 
 @dataclass
 class Item:
-    """What a place holds: one stream, or two that share it over ``kv``; and the digits not yet placed."""
+    """What a place holds: one leaf, or two that share it over ``kv``; and the digits not yet placed."""
 
     holds: tuple[str, ...]
     pieces: list[Piece]
@@ -180,6 +186,8 @@ class _Drawing:
         if not root and not pair and len(item.pieces) == len(whole) == 1 and self.chance(60):
             self.note("leaf without order")
             return item.holds[0]
+        if not root and not item.pieces:  # a scale that has all it varies over above it
+            return {"holds": name}
         order = self.order(item.pieces)
         place: dict[str, Any] = {"holds": name, "order": order}
         if not root and not pair and self.chance(40):
@@ -206,7 +214,7 @@ def layouts(draw, shape: Shape) -> Drawn:
     names = d.shuffled(["key", "value", "extra"])[: shape.streams]
     if shape.streams == 2 and d.chance(70):
         names = ["key", "value"]
-    types = d.pick((None, None, None, ["bfloat16"], ["float16"], ["float32"], ["uint8"]))
+    types = d.pick((None, None, None, ["bfloat16"], ["float16"], ["float32"], *[["uint8"]] * (not shape.encoded)))
     same_dim = d.factors(42)
     streams: dict[str, dict[str, Any]] = {}
     items: list[Item] = []
@@ -231,10 +239,15 @@ def layouts(draw, shape: Shape) -> Drawn:
         items.append(Item((name,), pieces))
     if len({s.get("dim") for s in streams.values()}) > 1:
         d.note("dims differ")
+    params = _encode(d, streams, items, like) if shape.encoded else []
     if like and shape.streams >= 2 and shape.streams > shape.buffers and d.chance(60):
         first, second, *rest = items
-        items = [Item(first.holds + second.holds, [*first.pieces, Piece("kv", "kv", 2, 2)]), *rest]
-    buffers = _buffers(d, items, shape.buffers)
+        items = [_paired(first, second), *rest]
+        if shape.encoded:
+            half = len(params) // 2
+            params = [_paired(one, other) for one, other in zip(params[:half], params[half:], strict=True)]
+    items = d.shuffled([*items, *params]) if params else items
+    buffers = _buffers(d, items, min(shape.buffers, len(items)))
     slots: dict[str, Any] = {}
     if d.chance(20):
         slots["dtype"] = "int32"
@@ -261,6 +274,52 @@ def layouts(draw, shape: Shape) -> Drawn:
     if slots:
         lines.append(f"slots: {json.dumps(slots)}")
     return Drawn("\n".join(lines) + "\n", d.features)
+
+
+def _paired(first: Item, second: Item) -> Item:
+    return Item(first.holds + second.holds, [*first.pieces, Piece("kv", "kv", 2, 2)])
+
+
+def _encode(d: _Drawing, streams: dict[str, dict[str, Any]], items: list[Item], like: bool) -> list[Item]:
+    """Encode the streams, all alike or each in its way (some not at all); the items of their scales and zeros."""
+    params: list[Item] = []
+    drawn: tuple[dict[str, Any], list[Piece]] | None = None
+    for item in items:
+        (name,) = item.holds
+        if not like and d.chance(20):
+            continue
+        if drawn is None or not like:
+            drawn = _encoding(d, item.pieces)
+        own, pieces = drawn
+        streams[name] |= own
+        if pieces:
+            kinds = ["scale", *["zero"] * ("zero" in own["quant"])]
+            params += [Item((f"{name}.{kind}",), list(pieces)) for kind in kinds]
+    return params
+
+
+def _encoding(d: _Drawing, pieces: list[Piece]) -> tuple[dict[str, Any], list[Piece]]:
+    """What a stream says of its encoding, and the digits of its scale; none of one that is an argument."""
+    dims = math.prod(p.size for p in pieces if p.axis == "dim")
+    mode = MODES[
+        d.pick([m.name for m in MODES.values() if not m.by_norm and (m.bits == 8 or (dims and dims % 2 == 0))])
+    ]
+    zero = d.pick(tuple(ZEROS)) if mode.asymmetric else ""
+    token = d.pick(("token", "token", "token", "group", "block", *["none"] * (not mode.asymmetric)))
+    dynamic = mode.asymmetric or d.chance({"token": 75, "group": 30, "block": 30, "none": 0}[token])
+    words, found = per_words(d.pick, mode, pieces, token)
+    layers = [p for p in pieces if p.axis == "layer"]
+    if token == "none" and layers and d.chance(30):
+        words.append("layer")
+    options = {"dynamic": dynamic, "stored": token != "none", "by_head": "head" in words}
+    scale = {"per": d.shuffled(words)} | scale_options(d.pick, mode, **options)
+    own: dict[str, Any] = {"quant": code_options(d.pick, mode, zero) | {"scale": scale}}
+    if dims and dims & (dims - 1) == 0 and d.chance(30):
+        own["rotate"] = "hadamard"
+        d.note("rotation")
+    d.note(f"encoded: {mode.name}")
+    d.note(f"scale per {token}{' and head' * ('head' in words)}{' and dim' * any('dim' in w for w in words)}")
+    return own, [*found, *layers] if token != "none" else []
 
 
 def _buffers(d: _Drawing, items: list[Item], count: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from kvgen import reference
 from kvgen.harness.pools import PoolFactory
 from kvgen.layout import Layout
 from kvgen.quant import e2m1
+from kvgen.quant.scales import load
 from kvgen.resolve import load_text
 from tests.generated import module_of, shipped
 from tests.quantised import INF, NAN, encoding_of, hexes, numbers
@@ -188,3 +189,29 @@ def test_a_stream_whose_tokens_share_a_scale_is_not_appended() -> None:
     rows = reference.gather(layout, buffers, torch.tensor([33, 31]))["key"]
     assert rows[0, 0, :3].tolist() == [1.0, 10.5, 0.0]
     assert not rows[1].any()
+
+
+@pytest.mark.parametrize(
+    ("quant", "group", "zero", "most"),
+    [
+        ("{mode: int4, scale: {per: token head}}", 0, False, 0.5),
+        ("{mode: int4, scale: {per: token head, grid: pow2, dtype: float32}}", 0, False, 0.5),
+        ("{mode: int4_asymmetric, scale: {per: token head dim//32}}", 32, True, 0.5),
+        ("{mode: int4_asymmetric, zero: {kind: point}, scale: {per: token head dim//32}}", 32, True, 0.5),
+        ("{mode: nvfp4}", 16, False, 0.5),
+        ("{mode: mxfp4}", 32, False, 0.5),
+        ("{mode: mxfp4, scale: {range: 4, exponent: floor}}", 32, False, 1.0),
+    ],
+)
+def test_round_trip_within_a_step_and_stable(quant: str, group: int, zero: bool, most: float) -> None:
+    """An error of half a step, or of one where codes saturate; values that were decoded come back as they were."""
+    layout = layout_of(quant, 64, group, zero=zero)
+    exponents = torch.linspace(0, 8, 300).view(300, 1)
+    rows = torch.randn(300, 64, generator=torch.Generator().manual_seed(5)) * 2**exponents
+    held, back = stored(layout, rows)
+    encoding = layout.stream("key").encoding
+    step = load(encoding.scale.dtype, held["key_scales"]).repeat_interleave(group or 64, -1).view_as(rows)
+    if encoding.code == "e2m1":
+        step = step * 2.0 ** (torch.frexp(rows.abs() / step).exponent - 2).clamp(-1, 1)
+    assert ((back - rows).abs() <= most * 1.001 * step).all()
+    assert torch.equal(stored(layout, back)[1], back)

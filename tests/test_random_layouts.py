@@ -6,13 +6,16 @@ import math
 import os
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 
 from kvgen import harness, runtime
+from kvgen.diagnostics import KvgenError
 from kvgen.emit import render_layout
+from kvgen.encodings import append_refusal
+from kvgen.layout import Layout
 from kvgen.resolve import load_text
 from tests.addresses import check_views, check_written
-from tests.strategies import SHAPES, Drawn, Shape, layouts
+from tests.strategies import ENCODED, SHAPES, Drawn, Shape, layouts
 
 WANTED = int(os.environ.get("KVGEN_RANDOM_LAYOUTS", "312"))
 """Distinct layouts in a run of all shapes."""
@@ -36,17 +39,22 @@ PAGES = ("copy_blocks/padded_odd", "zero_blocks/padded_odd", "copy_blocks/transp
 """And one of these."""
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+ENCODED_EACH = math.ceil(EACH / 4)
+"""An encoded layout takes longer, and `test_product.py` has more of them."""
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *ENCODED], ids=str)
 def test_whole_chain(shape: Shape, record_property) -> None:
     """Text to layout to module; every byte after append and gather is the reference's and brute force's.
 
-    Shapes differ in their streams, buffers or layers, so layouts of two shapes are never the same.
+    Shapes differ in their streams, buffers, layers or encodings, so layouts of two shapes are never the same.
     """
     seen: dict[str, dict[str, int]] = {}
+    wanted = ENCODED_EACH if shape.encoded else EACH
 
     # Draws repeat themselves now and then: more are made than are wanted, and what is not new is passed over.
     @settings(
-        max_examples=4 * EACH + 10,
+        max_examples=4 * wanted + 10,
         derandomize=True,
         database=None,
         deadline=None,
@@ -55,24 +63,37 @@ def test_whole_chain(shape: Shape, record_property) -> None:
     )
     @given(layouts(shape))
     def check(drawn: Drawn) -> None:
-        if drawn.text in seen or len(seen) == EACH:
+        if drawn.text in seen or len(seen) == wanted:
             return
         check_layout(drawn.text, len(seen))
         seen[drawn.text] = drawn.features
 
     check()
     record_property("layouts", list(seen.values()))
-    assert len(seen) == EACH
+    assert len(seen) == wanted
+
+
+def loaded(text: str) -> Layout:
+    """The layout; a draw is given up where a byte would hold codes of two tokens, or a record an unknown extent."""
+    try:
+        return load_text(text)
+    except KvgenError as error:
+        assume(not {diagnostic.code for diagnostic in error.diagnostics} <= {"KV314", "KV405"})
+        raise
 
 
 def check_layout(text: str, turn: int) -> None:
     """One layout, from its text to every byte that its module writes and reads."""
-    layout = load_text(text)
+    layout = loaded(text)
     module = runtime.import_module(layout.name, render_layout(layout))
     check_views(layout, text, "padded_odd")
-    check_written(layout, text, module, "padded_odd")
+    scales = [stream.scale for stream in layout.streams if stream.scale]
+    given = any(scale.stored and not scale.dynamic for scale in scales)  # what lies there are no numbers to count with
+    if not given and not any(append_refusal(layout, stream.name) for stream in layout.streams):
+        check_written(layout, text, module, "padded_odd")
     rank = "_rank1" if layout.slots.shard else ""
     names = [*ALWAYS, IN_TURN[turn % len(IN_TURN)], PAGES[turn % len(PAGES)]]
     only = [name.format(stream=layout.streams[0].name, rank=rank) for name in names]
-    report = harness.run(layout, module, only=only)
+    known = {case.name for case in harness.cases(layout)}
+    report = harness.run(layout, module, only=[name for name in only if name in known])
     assert report.ok, f"{report}\n{text}"

@@ -316,10 +316,13 @@ class Builder(Indexing):
         known = {axis.name: padded_side(axis.extent) for axis in over}
         if "head" in known and self.sched.heads is not None:
             known["head"] = self.sched.heads
+        if "dim" in known and (size := self._group(stream.name)):
+            known |= {"group": padded_side(-(-stream.axes[-1].extent // size)), "dim": padded_side(size)}
         tile = self.sched.tiles[0]
         if "token" in tile.order:
             known["token"] = tile.sides[tile.order.index("token")]
-        order = [name for name in ("token", "head", "dim") if name in known and (name == "token" or known[name] != 1)]
+        axes = ("token", "head", "group", "dim")
+        order = [name for name in axes if name in known and (name == "token" or known[name] != 1)]
         tile = Tile((*order, "pad"), (*(known[name] for name in order), 1 << (fill.size - 1).bit_length()))
         rank = len(tile.order)
         variables, bounds = self._variables(stream.name, tile, over)
