@@ -43,7 +43,8 @@ def lower(layout: Layout) -> tuple[Plan, ...]:
             for s in streams
             for place, view in enumerate(cache[s])
         )
-        touched = dict.fromkeys(view.tensor for copy in copies for view in copy.views if view.tensor in fills)
+        views = (view for copy in copies for view in _written(layout.stream(copy.stream), copy))
+        touched = dict.fromkeys(view.tensor for view in views if view.tensor in fills)
         return Plan(name, "append", placement, copies, tuple(fill for t in touched for fill in fills[t]))
 
     def gather(name: str, placement: str) -> Plan:
@@ -77,6 +78,13 @@ def cache_views(layout: Layout) -> dict[str, list[View]]:
 def cache_fills(layout: Layout) -> dict[str, tuple[Fill, ...]]:
     """The filled padding of every buffer."""
     return {buffer.name: tuple(_fills(layout, buffer)) for buffer in layout.buffers}
+
+
+def _written(stream: Stream, copy: Copy) -> tuple[View, ...]:
+    """What append writes of a stream in the cache: scales that are handed in, in a buffer too, are only read."""
+    computed = stream.scale is not None and stream.scale.dynamic
+    views = (copy.destination, *((copy.scale, copy.zero) if computed else ()))
+    return tuple(view for view in views if view is not None)
 
 
 def dense_view(stream: Stream, tensor: str) -> View:

@@ -39,7 +39,7 @@ PAGES = ("copy_blocks/padded_odd", "zero_blocks/padded_odd", "copy_blocks/transp
 """And one of these."""
 
 
-ENCODED_EACH = math.ceil(EACH / 4)
+ENCODED_EACH = math.ceil(EACH / 6)
 """An encoded layout takes longer, and `test_product.py` has more of them."""
 
 
