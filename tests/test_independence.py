@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FORBIDDEN = ("kvgen.emit", "kvgen.schedule", "kvgen.lower", "generated")
 FOLDERS = ("harness", "quant")
-JUDGES = ["kvgen.reference", "kvgen.reference_pages", "kvgen.views"]
+JUDGES = ["kvgen.reference", "kvgen.reference_pages", "kvgen.reference_transfer", "kvgen.views"]
 JUDGES += [f"kvgen.{folder}.{p.stem}" for folder in FOLDERS for p in sorted((ROOT / "kvgen" / folder).glob("*.py"))]
 
 
