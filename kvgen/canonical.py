@@ -67,8 +67,8 @@ def _axes(layout: Layout) -> Iterator[str]:
     heads = {axis for stream in layout.streams for axis in stream.axes if axis.name == "head"}
     dims = {stream.axes[-1] for stream in layout.streams}
     axes = {axis.name: _extent(axis.extent) for axis in (*heads, *(dims if len(dims) == 1 else ()))}
-    if layout.layers is not None:
-        axes["layer"] = _extent(layout.layers.extent)
+    if layers := layout.layers or layout.regions:
+        axes["layer"] = _extent(layers.extent)
     if axes:
         yield f"axes: {_flow(axes)}"
 
@@ -178,10 +178,12 @@ def _number(value: float) -> str:
 
 
 def _buffer(layout: Layout, buffer: Buffer) -> Iterator[str]:
+    regions = {"regions": "[layer]"} if layout.regions else {}
     if isinstance(buffer.place.content, Holds):
-        yield f"  {buffer.name}: {_flow(_leaf_parts(layout, buffer.place, ()))}"
+        yield f"  {buffer.name}: {_flow(_leaf_parts(layout, buffer.place, ()) | regions)}"
         return
     yield f"  {buffer.name}:"
+    yield from (f"    {key}: {value}" for key, value in regions.items())
     yield from (f"    {line}" for line in _record(layout, buffer.place, ()))
 
 

@@ -120,7 +120,7 @@ CATALOG: dict[str, Entry] = {
         title="Not supported yet",
         cause=(
             "The word belongs to the language, but this version of kvgen does nothing with it: static scales "
-            "over a zero, fused appends, transfers and regions."
+            "over a zero, and fused appends."
         ),
         example=("streams:\n  key: {quant: {mode: int4_asymmetric, scale: {per: [], source: static}}}\n  value: key"),
         cure="Do without it, or use a version that supports it.",
@@ -454,6 +454,19 @@ CATALOG: dict[str, Entry] = {
             "  kv_cache: {order: block slot head, fields: [key, key.scale, value, value.scale]}"
         ),
         cure="Leave it out of the buffers, or let it vary over `token`.",
+    ),
+    "KV408": Entry(
+        title="Regions that cannot be",
+        cause=(
+            "`regions: [layer]` says of a buffer that every layer is an allocation of its own. Then `layer` is in no "
+            "order of it, and all buffers of the layout say so. There are no regions over other axes."
+        ),
+        example=(
+            "buffers:\n"
+            "  key_cache: {holds: key, order: block slot head dim, regions: [layer]}\n"
+            "  value_cache: {holds: value, order: block slot head dim}"
+        ),
+        cure="Say it of all buffers, and leave `layer` out of their orders.",
     ),
     "KV501": Entry(
         title="A transfer without its layouts",

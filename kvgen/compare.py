@@ -79,6 +79,7 @@ def _facts(layout: Layout) -> Iterator[tuple[tuple[str, str], str]]:
     yield ("layout", "block size"), size
     yield ("layout", "slots are counted in"), "requests" if layout.contiguous else "blocks"
     yield ("layout", "layers"), NONE if layout.layers is None else _extent(layout.layers)
+    yield ("layout", "regions"), NONE if layout.regions is None else f"{_extent(layout.regions)} layers"
     yield ("layout", "tensors"), ", ".join(buffer.name for buffer in layout.buffers)
     yield ("layout", "bytes a token and layer"), str(sizes.token_bytes(layout).plain)
     for stream in layout.streams:

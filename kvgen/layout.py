@@ -272,7 +272,8 @@ class Layout:
     """A whole layout. ``block_size`` and extents of None are dynamic.
 
     ``contiguous`` is a cache of one block per request: the same thing under the names ``request`` and ``position``.
-    ``layers`` is the ``layer`` axis, or None where the layout has none. ``prefix`` is ``src_`` or ``dst_`` where it is
+    ``layers`` is the ``layer`` axis, or None where the layout has none; ``regions`` is that axis where every layer is
+    an allocation of its own, of which functions take one. ``prefix`` is ``src_`` or ``dst_`` where it is
     one side of a transfer: its buffers are called so already, and so is what generated code says of it.
     ``of_leaves``: its streams are the leaves of another layout, as they are stored (``kvgen.stored``).
     """
@@ -289,6 +290,7 @@ class Layout:
     schedule: ScheduleHints = ScheduleHints()
     prefix: str = ""
     of_leaves: bool = False
+    regions: Axis | None = None
 
     @property
     def mla(self) -> bool:

@@ -14,7 +14,7 @@ FUNCTIONS = (
 
 AXES = ("block", "slot", "token", "head", "dim", "kv", "layer", "request", "position")
 
-KEYS = ("holds", "order", "fields", "align", "pad", "fill")
+KEYS = ("holds", "order", "fields", "align", "regions", "pad", "fill")
 
 _ARGUMENTS = """
 block_size block_table block_table_row blocks context_lens count cu_seq_lens device dtype head_dim layer num_blocks

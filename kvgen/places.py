@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -77,6 +78,7 @@ class Places:
     def buffer(self, name: str, spec: PlaceSpec) -> Buffer | None:
         """The tensor of that name, or None where something is wrong with it."""
         location = ("buffers", name)
+        self._check_regions(spec, location)
         for holds, place in _holders(spec, location):
             for index, leaf in enumerate(holds):
                 self._check_leaf_name(leaf, (*place, "holds", index))
@@ -91,6 +93,16 @@ class Places:
         elif dtypes[0].startswith("float8") and all(leaf.name in self.known.coded for leaf in leaves):
             dtypes = (*dtypes, "uint8")
         return Buffer(name, place, unit, dtypes)
+
+    def _check_regions(self, spec: PlaceSpec, location: Location) -> None:
+        """Regions belong to a buffer, and their axis to no order below."""
+        for place, where in _places(spec, location):
+            if place.regions and where != location:
+                message = "`regions` belong to a buffer, not to a place inside it"
+                self._report("KV408", message, self.source.at_key((*where, "regions")))
+            if spec.regions and any(re.search(r"\blayer\b", text) for text in _texts(place)):
+                message = "`layer` is in an order, and `regions` has an allocation for each"
+                self._report("KV408", message, self.source.at((*where, "order")), "leave it out of the order")
 
     def _report(self, code: str, message: str, span: Span, hint: str | None = None) -> None:
         self.problems.append(Diagnostic(code, message, span, hint))
@@ -391,6 +403,18 @@ def _holders(spec: PlaceSpec, location: Location) -> Iterator[tuple[tuple[str, .
     for index, item in enumerate(spec.fields or ()):
         if isinstance(item, PlaceSpec):
             yield from _holders(item, (*location, "fields", index))
+
+
+def _places(spec: PlaceSpec, location: Location) -> Iterator[tuple[PlaceSpec, Location]]:
+    """A place and those inside it, and where each stands."""
+    yield spec, location
+    for index, item in enumerate(spec.fields or ()):
+        if isinstance(item, PlaceSpec):
+            yield from _places(item, (*location, "fields", index))
+
+
+def _texts(spec: PlaceSpec) -> tuple[str, ...]:
+    return spec.order if isinstance(spec.order, tuple) else (spec.order or "",)
 
 
 def _sizes(place: Place) -> Iterator[int]:

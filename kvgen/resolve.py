@@ -86,6 +86,7 @@ class _Resolver:
             block_size=_extent(spec.block_size),
             contiguous=places.contiguous,
             layers=known.layers if layered else None,
+            regions=known.layers if any(place.regions for place in spec.buffers.values()) else None,
             streams=streams,
             leaves=tuple(known.leaves.values()),
             buffers=buffers,
@@ -241,9 +242,22 @@ class _Resolver:
             self.report("KV403", "no buffers: there is nothing to store in", ("buffers",))
         if self.wrong & {("axes",), ("block_size",), ("params",), ("streams",), ("buffers",), ("axes", "layer")}:
             return
+        self.regions()
         built = [places.buffer(name, place) for name, place in self.spec.buffers.items()]
         self.stored(places)
         yield from (buffer for buffer in built if buffer is not None)
+
+    def regions(self) -> None:
+        """Every buffer is one allocation a layer, or none is."""
+        without = [name for name, place in self.spec.buffers.items() if not place.regions]
+        for name, place in self.spec.buffers.items():
+            location = ("buffers", name, "regions")
+            if others := [axis for axis in place.regions if axis != "layer"]:
+                hint = "streams apart are buffers of their own; `regions: [layer]` is an allocation for each layer"
+                self.report("KV408", f"regions over `{others[0]}`: they are allocations of layers", location, hint)
+            elif place.regions and without:
+                message = f"`{name}` has an allocation for each layer, `{without[0]}` has not"
+                self.report("KV408", message, location, "all buffers of a layout have the same regions")
 
     def stored(self, places: Places) -> None:
         """Every leaf must be stored, in the same words, with layers or without, as all the others."""

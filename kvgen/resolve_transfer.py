@@ -160,7 +160,7 @@ class _Resolver:
             self.report("KV504", f"`{ours.name}` is {kinds}: values are moved as they are", where, hint)
 
     def check_layers(self, found: Transfer) -> None:
-        ours, theirs = (layout.layers for layout in found.sides)
+        ours, theirs = (layout.layers or layout.regions for layout in found.sides)
         if self.spec.layers == "all" and ours and theirs and _differ(ours, theirs):
             message = f"{ours.extent} layers at the source, {theirs.extent} at the destination"
             self.report("KV503", message, ("layers",), "`layers: one` moves single layers")

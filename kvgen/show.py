@@ -44,7 +44,8 @@ def pool(layout: Layout, layers: int | None, tokens: int) -> dict[str, Any]:
     With a dynamic block size there is no rounding up to whole blocks.
     """
     if layers is None:
-        layers = (layout.layers and layout.layers.extent) or 1
+        known = layout.layers or layout.regions
+        layers = (known and known.extent) or 1
     if layout.block_size is None:
         total = sizes.token_bytes(layout) * tokens * layers
         return {"layers": layers, "tokens": tokens, "blocks": None, "bytes": total.plain}
@@ -64,6 +65,7 @@ def describe(layout: Layout, layers: int | None = None, tokens: int | None = Non
         "block_size": layout.block_size,
         "contiguous": layout.contiguous,
         "layers": layout.layers and (layout.layers.extent or "dynamic"),
+        "regions": layout.regions and {"layer": layout.regions.extent or "dynamic"},
         "streams": [_stream(layout, stream) for stream in layout.streams],
         "buffers": [_buffer(layout, buffer, found[buffer.name]) for buffer in layout.buffers],
         "bytes_per_token": sizes.token_bytes(layout).plain,

@@ -138,7 +138,7 @@ _SYNTAX_HINTS = {
     "<block end>": "keys of one mapping begin in one column",
 }
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
-_PLACE_KEYS = ("holds", "order", "fields", "align")
+_PLACE_KEYS = ("holds", "order", "fields", "align", "regions")
 _TAB_INDENT = re.compile("^ *(\t)[ \t]*[^\\s]", re.MULTILINE)
 
 

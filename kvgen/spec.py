@@ -31,6 +31,7 @@ from kvgen.values import (
     NoHeads,
     Order,
     Per,
+    Regions,
     SlotType,
     choice,
     dtype_of,
@@ -54,6 +55,7 @@ OTHER_WORDS = {
     "block": "how many blocks there are is the pool's, and read from it",
     "request": "how many requests there are is the pool's, and read from it",
     "kv": "the pair axis always counts two",
+    "regions": "it belongs to a buffer",
     "layers": "it belongs to a file with `transfer`",
     "convert": "it belongs to a file with `transfer`",
     "grid": "it belongs to a file with `transfer`",
@@ -201,6 +203,9 @@ class PlaceSpec(_Model):
     align: Annotated[int, *number(1)] = Field(
         1, description="Bytes: it starts at a multiple of this, and each record takes a multiple of it."
     )
+    regions: Regions = Field(
+        (), description="Of a buffer: axes each index of which is an allocation of its own; `[layer]`."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -209,9 +214,9 @@ class PlaceSpec(_Model):
         if isinstance(data, str):
             return {"holds": data}
         if isinstance(data, dict) and not data.keys() & {"order", "holds", "fields"}:
-            names = [key for key in data if key != "align"]
+            names = [key for key in data if key not in ("align", "regions")]
             if len(names) == 1:
-                rest = {key: value for key, value in data.items() if key == "align"}
+                rest = {key: value for key, value in data.items() if key != names[0]}
                 return {"holds": names[0], "order": data[names[0]], **rest}
         return data
 
@@ -282,7 +287,6 @@ class Spec(_Model):
 
 RESERVED: dict[str, tuple[type[_Model], ...]] = {
     "fuse": (Spec,),
-    "regions": (Spec, PlaceSpec),
 }
 """Keys the language keeps for what this version does not do, and the mappings that have them."""
 
@@ -395,11 +399,11 @@ def schema() -> dict[str, Any]:
     short = {
         "type": "object",
         "description": "`{key: slot dim}`, short for `{holds: key, order: slot dim}`.",
-        "properties": {"align": properties["align"]},
+        "properties": {"align": properties["align"], "regions": properties["regions"]},
         "patternProperties": {f"^(?!({'|'.join(KEYS)})$)": properties["order"]},
         "additionalProperties": False,
         "minProperties": 1,
-        "maxProperties": 2,
+        "maxProperties": 3,
     }
     bare = {"type": "string", "description": "A stream, over the one axis, or part of one, that nothing above uses."}
     definitions["PlaceSpec"] = {"anyOf": [bare, place, short]}

@@ -212,6 +212,13 @@ def _per(value: object) -> str | tuple[str, ...]:
     raise fail("KV203", f"expected the axes a scale varies over, got {shown(value)}", hint)
 
 
+def _regions(value: object) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise fail("KV203", f"expected the axes of regions, got {shown(value)}", "`[layer]`: an allocation for each")
+    return tuple(names)
+
+
 def _holds(value: object) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -267,6 +274,11 @@ Holds = Annotated[
     WithJsonSchema(
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}]}
     ),
+]
+Regions = Annotated[
+    tuple[str, ...],
+    PlainValidator(_regions),
+    WithJsonSchema({"anyOf": [{"const": "layer"}, {"const": ["layer"]}]}),
 ]
 SlotType = Annotated[Literal["int32", "int64"], *choice("int64", "int32")]
 ModeName = Annotated[str, PlainValidator(_mode), WithJsonSchema({"enum": list(MODES)})]

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kvgen import harness, runtime
+from kvgen.axes import Axis
+from kvgen.canonical import canonical
 from kvgen.documents import load_text
 from kvgen.emit import render_layout
 from kvgen.harness.pools import Sizes, tensor_shape
@@ -206,3 +208,54 @@ def test_lists_of_blocks_hold_as_many_tokens(hnd) -> None:
     with pytest.raises(ValueError, match="num_tokens: src_blocks hold 8, dst_blocks 4, got 5"):
         hnd.transfer_blocks(*pools(), torch.tensor([0, 1]), torch.tensor([0]), num_tokens=5)
     hnd.transfer_blocks(*pools(), torch.tensor([0, 1]), torch.tensor([0]), num_tokens=4)
+
+
+REGIONS = """{layout: paged_nhd, axes: {head: 2, dim: 16, layer: 3}, block_size: 4, buffers: {
+    key_cache: {holds: key, order: block slot head dim, regions: [layer]},
+    value_cache: {value: block head slot dim, regions: layer}}}"""
+
+
+def test_regions_are_lists_of_so_many_layers() -> None:
+    what = made(REGIONS, "{layout: cross_layer_hnd, axes: {head: 2, dim: 16}, block_size: 4}", "layers: all")
+    assert_passes(what, "transfer/T7", "transfer/tables", "transfer_blocks/many")
+    lists = [[torch.zeros(2, 4, 2, 16).bfloat16()] * 2, [torch.zeros(2, 2, 4, 16).bfloat16()] * 2]
+    whole = torch.zeros(2, 2, 2, 4, 32).bfloat16()
+    with pytest.raises(ValueError, match="layers: expected one number on both sides, got 2 and 2 and 3 and 2"):
+        module_of(what).transfer(*lists, whole, SLOTS, SLOTS)
+
+
+def test_a_layout_with_regions_reads_back() -> None:
+    text = "name: apart\naxes: {head: 2, dim: 16, layer: 3}\nblock_size: 4\nbuffers:\n"
+    text += "  keys: {key: block slot head dim, regions: layer}\n"
+    text += "  values:\n    order: block slot\n    regions: [layer]\n    fields: [{value: head dim}, {pad: 4}]\n"
+    layout = load_text(text)
+    assert (layout.layers, layout.regions) == (None, Axis("layer", 3))
+    assert canonical(layout).count("regions: [layer]") == 2
+    assert load_text(canonical(layout)) == layout
+    assert "layer" not in inspect.signature(module_of(layout).append).parameters
+
+
+FAULTS = {
+    "block size of the other side": ("dst_slot_number // DST_BLOCK_SIZE", "dst_slot_number // SRC_BLOCK_SIZE"),
+    "a slot past the destination": ("& (dst_slot_number < dst_num_slots)", ""),
+    "a negative slot of the source": ("& (src_slot_number >= 0)", ""),
+    "heads from the first on": ("dst_heads = dst_head + head", "dst_heads = head"),
+    "all heads of the tile": ("(head < HEADS)", "(head < 4)"),
+    "every other tile": ("item += tl.num_programs(0)", "item += 2 * tl.num_programs(0)"),
+    "one layer for all": ("layer = tile % num_layers", "layer = tile * 0"),
+    "keys for values": ("            value,\n", "            key,\n"),
+    "stride of the other tensor": ("* dst_value_cache_stride_slot", "* dst_key_cache_stride_slot"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(fault: str) -> None:
+    target = "{layout: paged_hnd, axes: {head: 4, dim: 16}, block_size: 4}"
+    what = made("{layout: paged_nhd, axes: {head: 4, dim: 16}, block_size: 6}", target, "layers: all")
+    old, new = FAULTS[fault]
+    text = render_layout(what)
+    assert old in text
+    cases = ("T7", "skipped", "heads", "capped", "padded_odd")
+    module = runtime.import_module("faulty", text.replace(old, new))
+    report = harness.run(what, module, only=[f"transfer/{case}" for case in cases])
+    assert any(result.difference for result in report.failures), fault

@@ -67,7 +67,8 @@ def _show_transfer(what: Transfer, layers, tokens, output_format: ShowFormat, sv
 
 
 def _check_layers(layout, layers: int | None) -> None:
-    own = layout.layers and layout.layers.extent
+    known = layout.layers or layout.regions
+    own = known and known.extent
     if own and layers not in (None, own):
         raise typer.BadParameter(f"{layout.name} has {own} layers", param_hint="--layers")
 

@@ -164,6 +164,8 @@ def _constants(transfer: Transfer) -> list[tuple[str, str]]:
             found[block_size_name(layout)] = str(layout.block_size)
         if layout.layers and layout.layers.extent is not None:
             found[num_layers_name(layout)] = str(layout.layers.extent)
+        if layout.regions and layout.regions.extent is not None and transfer.layers == "all":
+            found[_regions_name(layout)] = str(layout.regions.extent)
         for stream in layout.streams:
             for axis in stream.axes:
                 if axis.extent is not None:
@@ -260,6 +262,11 @@ def _argument_scales(layout: Layout, plan: Plan):
     return list({part.name: part for part in parts if not part.stored}.values())
 
 
+def _regions_name(layout: Layout) -> str:
+    """The constant that holds how many allocations there are, one a layer."""
+    return f"{layout.prefix.upper()}NUM_LAYERS"
+
+
 def _same(transfer: Transfer, plan: Plan):
     """Pairs of buffers whose elements are the values that are moved: one type on both sides."""
     pairs = {}
@@ -300,9 +307,10 @@ def _layer_counts(transfer: Transfer, sides: tuple[SideChecks, ...]) -> list[str
     if transfer.layers == "one":
         return []
     counts = []
-    for side in sides:
+    for side, layout in zip(sides, transfer.sides, strict=True):
         counts += [f"len({table}_table.tensors)" for table in side.tables]
         counts += [side.num_layers] if side.num_layers else []
+        counts += [_regions_name(layout)] if layout.regions and layout.regions.extent is not None else []
     return list(dict.fromkeys(counts))
 
 

@@ -76,7 +76,8 @@ class TransferBench:
     def __init__(self, what: Transfer, module: Any, device: str, seed: int, case: str) -> None:
         self.what, self.module, self.device = what, module, device
         self.generator = torch.Generator().manual_seed(seed * 65_537 + zlib.crc32(case.encode()))
-        extents = [layout.layers.extent for layout in what.sides if layout.layers]
+        known = [layout.layers or layout.regions for layout in what.sides]
+        extents = [axis.extent for axis in known if axis]
         layers = next((extent for extent in extents if extent), 3)
         self.source, self.destination = (Side(what, layout, device, seed, layers) for layout in what.sides)
         self.sides = (self.source, self.destination)
@@ -264,6 +265,7 @@ def transfer_cases(what: Transfer) -> Iterator[TransferCase]:
         yield case("transfer", "one_side_padded", _tokens, 9, "compact", other="padded_odd")
         yield case("transfer", "dtype1", _tokens, 5, variant=1)
         yield case("transfer", "skipped", _skipped)
+        yield case("transfer", "skipped_far", _skipped, far=True)
         yield case("transfer", "runs", _runs)
         yield case("transfer", "capped", _tokens, MANY, programs=1)
         if any(layout.layers for layout in what.sides) and what.layers == "one":
@@ -285,17 +287,18 @@ def _tokens(bench, count, geometry="compact", *, other=None, variant=0, dtype=to
     bench.move(*bench.pair(count), dtype=dtype, **options)
 
 
-def _skipped(bench: TransferBench) -> None:
-    """Pairs of which the one, the other or both are nowhere stand between live ones."""
+def _skipped(bench: TransferBench, far: bool = False) -> None:
+    """Pairs of which the one, the other or both are nowhere stand between live ones; ``far`` from the pool, or near."""
     bench.make()
-    src, dst = bench.pair(5)
+    src, dst = bench.pair(9)
     totals = [side.sizes.slots for side in bench.sides]
-    dead = [[-1, -bench.source.sizes.block_size, total, 2**32, -(2**63)] for total in totals]
-    pairs = [*zip(src, dst, strict=True), (src[0], -1), (-1, dst[0]), (totals[0], dst[0]), (src[0], totals[1])]
-    pairs += list(zip(*dead, strict=True))
+    dead = [[2**32, -(2**63), 2**63 - 1] if far else [-1, -2, total, total + 1] for total in totals]
+    pairs = [*zip(src[:4], dst[:4], strict=True), *zip(*dead, strict=True)]
+    pairs += list(zip(src[4:], dead[1], strict=False))  # of places that no live pair has
+    pairs += list(zip(dead[0], dst[4:], strict=False))
     for at, side in enumerate(bench.sides):
         if side.layout.slots.skip is not None:
-            pair = [src[1], dst[1]]
+            pair = [src[-1], dst[-1]]
             pair[at] = side.layout.slots.skip
             pairs.append(tuple(pair))
     pairs = [pairs[i] for i in bench.shuffle(len(pairs))]
