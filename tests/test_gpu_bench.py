@@ -1,0 +1,41 @@
+"""On a GPU: benchmarks and tuning with the real clock. That times are there is looked at, not what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvgen.bench import results, tune
+from kvgen.layout import KernelHints
+from kvgen.resolve import load
+from tests.command import kvgen
+from tests.generated import shipped_text
+
+pytestmark = pytest.mark.gpu
+
+
+def test_functions_are_timed_beside_torch(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    call = ("bench", "paged_nhd", "mla_fp8_record", "--tokens", "32,4096", "--no-check", "--pool-tokens", 1 << 16)
+    result = kvgen(*call, "--json", path)
+    assert (result.code, result.err) == (0, ""), result.err
+    run = results.from_json(path.read_text(), str(path))
+    assert run.copy_rate > 1e11
+    assert run.add_us > 0
+    assert len(run.rows) == 2 * 2 * 5
+    for row in run.rows:
+        assert [t.name for t in row.timings[:2]] == ["kvgen", "torch"]
+        assert all(not t.note or t.note == "not captured in a graph" for t in row.timings), row
+        assert row.ours.device_us > 0
+        assert row.ours.host_us > 0
+
+
+def test_schedules_are_timed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "paged_nhd.yaml"
+    path.write_text(shipped_text("paged_nhd"))
+    monkeypatch.setattr(tune, "candidates", lambda layout, kind: (KernelHints(1, 1, 1), KernelHints(4, "all", 4)))
+    result = kvgen("tune", path, "--tokens", "32,4096", "--pool-tokens", 1 << 16)
+    assert (result.code, result.err) == (0, ""), result.err
+    assert "{tokens: 4, heads: all, num_warps: 4}" in result.out
+    load(path)
