@@ -14,8 +14,9 @@ from itertools import pairwise
 
 from kvgen.amount import Amount
 from kvgen.axes import Digit
-from kvgen.layout import Layout, Stream
+from kvgen.layout import Layout
 from kvgen.spots import Spot, Term, all_spots
+from kvgen.transfer import same_encoding
 
 SHORT = 4096
 """Bytes below which a run costs an engine more than its bytes do."""
@@ -187,24 +188,6 @@ def _refusals(source: Layout, destination: Layout) -> Iterator[str]:
         theirs = destination.stream(stream.name)
         if not same_encoding(stream, theirs):
             yield f"{stream.name} is encoded differently: it must be decoded and encoded anew"
-
-
-def same_encoding(ours: Stream, theirs: Stream) -> bool:
-    """Whether bytes alone decode alike; how codes and scales come about is no part of that."""
-    return _meaning(ours) == _meaning(theirs)
-
-
-def _meaning(stream: Stream) -> object:
-    encoding = stream.encoding
-    if encoding is None:
-        return None
-    zero = encoding.zero and (encoding.zero.kind, encoding.zero.dtype)
-    return encoding.mode, encoding.code, encoding.rotation, zero, encoding.scale and _scale_meaning(encoding.scale)
-
-
-def _scale_meaning(scale) -> object:
-    axes = tuple((axis.name, axis.step) for axis in scale.axes)
-    return axes, scale.dtype, scale.stored, scale.given, scale.scale and _scale_meaning(scale.scale)
 
 
 def _apart(source: Layout, destination: Layout, origin: Spot, spot: Spot, heads: Heads) -> str | None:

@@ -11,14 +11,15 @@ from functools import cache
 import pytest
 import torch
 
-from kvgen import views
+from kvgen import reference_transfer, views
 from kvgen.canonical import canonical
 from kvgen.compare import compare
-from kvgen.descriptors import Chunk, Heads, chunk, descriptors, heads_of_rank, same_encoding, shards
+from kvgen.descriptors import Chunk, Heads, chunk, descriptors, heads_of_rank, shards
 from kvgen.harness.pools import Sizes, compact_strides, random_bytes, tensor_shape
 from kvgen.layout import Layout
 from kvgen.resolve import load_text
 from kvgen.spots import same_bytes
+from kvgen.transfer import DESTINATION, SOURCE, Transfer, same_encoding, side
 from tests.command import kvgen
 from tests.generated import SHIPPED, shipped
 
@@ -184,6 +185,35 @@ def test_heads_go_to_the_ranks_that_hold_them(names, heads: int, source: int, de
     for rank in range(destination):
         first_head = rank * heads // destination
         assert got[rank] == list(range(first_head, first_head + max(1, heads // destination)))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("paged_nhd", "host_page_first"),
+        ("packed_hnd", "paged_x_vector"),
+        ("mla", "mla_assembled"),
+        ("packed_fp8_token_head", "packed_fp8_token_head"),
+        ("nhd_nvfp4", "nhd_nvfp4"),
+    ],
+)
+def test_the_runs_move_what_a_transfer_moves(first: str, second: str) -> None:
+    """The pool that is left is the one that the reference of transfers leaves."""
+    layouts = small(first), small(second)
+    found = chunk(*layouts)
+    source = Pool(layouts[0], found.source_blocks + 1, 1)
+    planned, wanted = (Pool(layouts[1], found.destination_blocks + 1, 2) for _ in range(2))
+    run(found, (source, planned), ([1], [0]), 1)
+    what = Transfer("t", "", side(layouts[0], SOURCE), side(layouts[1], DESTINATION))
+    ends = [
+        reference_transfer.SideTensors(
+            [{prefix + name: tensor for name, tensor in end.tensors.items()}], [1] if end.layout.layers else None
+        )
+        for prefix, end in ((SOURCE, source), (DESTINATION, wanted))
+    ]
+    reference_transfer.transfer(what, *ends, source.slots([1]), wanted.slots([0]))
+    for name, data in wanted.storages.items():
+        assert torch.equal(planned.storages[name], data), name
 
 
 def test_a_scale_that_heads_share_does_not_go_apart() -> None:

@@ -78,14 +78,7 @@ class PageFunction:
     summary: str
     doc: tuple[str, ...]
     parameters: tuple[str, ...]
-    checked_parameters: tuple[str, ...]
-    passed: str
     handed: str  # the tensors as the kernel takes them
-    given: str  # what its kernel takes, and how a kept launch starts: as in ``launch.Function``
-    started: str
-    starts: str
-    addresses: str
-    bits: str
     sizes: tuple[Size, ...]
     buffers: tuple[BufferCheck, ...]
     first_buffer: str
@@ -100,6 +93,31 @@ class PageFunction:
     numbers: str  # what the kernel takes behind its pointers, as the launcher writes it
     num_warps: int
     uses: dict[str, bool]
+    started: str = "starts"
+
+    # What the head of a kept launch is told, as ``launch.Function`` has it: every parameter is a tensor.
+
+    @property
+    def checked_parameters(self) -> tuple[str, ...]:
+        return self.parameters
+
+    @property
+    def passed(self) -> str:
+        return ", ".join(self.parameters)
+
+    given = passed
+
+    @property
+    def starts(self) -> str:
+        return ", ".join(f"{name}_ptr" for name in self.parameters)
+
+    @property
+    def addresses(self) -> str:
+        return ", ".join(f"{name}.data_ptr()" for name in self.parameters)
+
+    @property
+    def bits(self) -> str:
+        return " | ".join(f"{name}_ptr" for name in self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,28 +160,20 @@ def _function(layout: Layout, plan: PagePlan) -> PageFunction:
     parts = build_parts(layout, plan)
     constant = {name for part in parts for name in (*part.constants, *(size for size, _ in part.inner))}
     unspecialized = [name for part in parts for name in part.numbers if name not in constant]
-    pointers = [f"{name}_ptr" for name in (*held, blocks)]
     summary, doc = _doc(layout, plan, word)
     return PageFunction(
         name=plan.name,
         summary=summary,
         doc=doc,
         parameters=(*held, blocks),
-        checked_parameters=(*held, blocks),
-        passed=", ".join((*held, blocks)),
         handed=", ".join((*(pointer(b.name, b.dtypes[0]).value for b in layout.buffers), blocks)),
-        given=", ".join((*held, blocks)),
-        started="starts",
-        starts=", ".join(pointers),
-        addresses=", ".join(f"{name}.data_ptr()" for name in (*held, blocks)),
-        bits=" | ".join(pointers),
         sizes=tuple(sizes_of(layout, list(layout.buffers))),
         buffers=tuple(buffer_check(layout, buffer) for buffer in layout.buffers),
         first_buffer=held[0],
         blocks=blocks,
         num_blocks=num_blocks_name(layout),
         parts=parts,
-        arguments=(*pointers, *_counts(blocks)),
+        arguments=(*(f"{name}_ptr" for name in (*held, blocks)), *_counts(blocks)),
         kernel=f"_{plan.name}_kernel",
         kernel_summary=f"One program {'copies' if copies else 'zeroes'} a tile of one {word}.",
         unspecialized=", ".join(f'"{name}"' for name in (*_counts(blocks), *unspecialized)),
@@ -211,11 +221,13 @@ def build_parts(layout: Layout, plan: PagePlan) -> tuple[Part, ...]:
         several = tensors.count(stretch.tensor) > 1
         number = str(tensors[:index].count(stretch.tensor)) if several else ""
         before = parts[-1].name if parts else ""
-        parts.append(_part(layout, stretch, f"{stretch.tensor}_page{number}", before))
+        whole = not stretch.offset and not several
+        span = "" if whole else f", bytes {stretch.offset} to {stretch.offset + stretch.nbytes} of a record"
+        parts.append(_part(layout, stretch, f"{stretch.tensor}_page{number}", stretch.tensor + span, before))
     return tuple(parts)
 
 
-def _part(layout: Layout, stretch: Stretch, name: str, before: str) -> Part:
+def _part(layout: Layout, stretch: Stretch, name: str, comment: str, before: str) -> Part:
     buffer = layout.buffer(stretch.tensor)
     block, dims = _block_and_dims(layout, buffer, stretch)
     depth = max(1, len(dims))
@@ -223,11 +235,9 @@ def _part(layout: Layout, stretch: Stretch, name: str, before: str) -> Part:
     last = f"{name}_step_{depth - 1}"
     width, rows, columns = (f"{name.upper()}_{what}" for what in ("WIDTH", "ROWS", "COLUMNS"))
     steps = [text for pair in inner for text in pair]
-    first = f"bytes {stretch.offset} to {stretch.offset + stretch.nbytes} of each record"
-    record = stretch.offset or any(s.offset for s in _of(layout, stretch.tensor))
     return Part(
         name=name,
-        comment=stretch.tensor + (f", {first}" if record else ""),
+        comment=comment,
         tensor=stretch.tensor,
         offset=stretch.offset,
         describe=", ".join([stretch.tensor, str(stretch.offset), str(stretch.nbytes), block, *dims]),
@@ -249,10 +259,6 @@ def _part(layout: Layout, stretch: Stretch, name: str, before: str) -> Part:
         columns=columns,
         follows=before,
     )
-
-
-def _of(layout: Layout, tensor: str) -> tuple[Stretch, ...]:
-    return tuple(s for plan in page_plans(layout)[:1] for s in plan.stretches if s.tensor == tensor)
 
 
 def _block_and_dims(layout: Layout, buffer: Buffer, stretch: Stretch) -> tuple[str, list[str]]:
