@@ -1367,7 +1367,7 @@ def _gather_page_table_kernel(
     column = tl.program_id(1).to(tl.int64) * 128 + tl.arange(0, 128)
     request = tl.load(req_pool_indices_ptr + out_row, mask=out_row < num_requests, other=-1).to(tl.int64)
     length = tl.load(seq_lens_ptr + out_row, mask=out_row < num_requests, other=0).to(tl.int64)
-    num_entries = (length + BLOCK_SIZE * 4 - 1) // (BLOCK_SIZE * 4)
+    num_entries = (length + (BLOCK_SIZE * 4) - 1) // (BLOCK_SIZE * 4)
     num_entries = tl.where((request >= 0) & (request < num_rows), num_entries, 0)
     known = (column < num_entries) & (column < num_columns)
     entry = req_to_page_ptr + request * req_to_page_stride_row + column * req_to_page_stride_column

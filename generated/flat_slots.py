@@ -500,7 +500,7 @@ def gather_page_table(req_to_page, req_pool_indices, seq_lens, out, padding=-1):
     """Write the pages of the requests that run into out, in one launch; returns out.
 
     Row r of out [rows, columns] is row req_pool_indices[r] of req_to_page [requests, columns] as far as seq_lens[r] reaches,
-    ceil(seq_lens[r] / (BLOCK_SIZE)) entries; all other columns are padding, and so are rows from R on and whatever an
+    ceil(seq_lens[r] / BLOCK_SIZE) entries; all other columns are padding, and so are rows from R on and whatever an
     index outside of req_to_page or an int32 that is too small would have held. req_pool_indices and seq_lens are [R];
     all are int32 or int64, tables with any strides.
     """
@@ -1268,7 +1268,7 @@ def _gather_page_table_kernel(
     column = tl.program_id(1).to(tl.int64) * 128 + tl.arange(0, 128)
     request = tl.load(req_pool_indices_ptr + out_row, mask=out_row < num_requests, other=-1).to(tl.int64)
     length = tl.load(seq_lens_ptr + out_row, mask=out_row < num_requests, other=0).to(tl.int64)
-    num_entries = (length + BLOCK_SIZE - 1) // (BLOCK_SIZE)
+    num_entries = (length + BLOCK_SIZE - 1) // BLOCK_SIZE
     num_entries = tl.where((request >= 0) & (request < num_rows), num_entries, 0)
     known = (column < num_entries) & (column < num_columns)
     entry = req_to_page_ptr + request * req_to_page_stride_row + column * req_to_page_stride_column

@@ -30,7 +30,7 @@ class Step:
     """
 
     stride: Amount | None
-    offsets: tuple[int, ...] = ()
+    offsets: tuple[Amount, ...] = ()
     blocks: tuple[int, ...] = ()
     text: str = ""
 
@@ -263,22 +263,32 @@ class _Side:
 
     def step(self, axis: str, div: int, count: int | None) -> Step:
         """What an index adds that counts ``div`` at a time."""
-        own = [t for t in self.along(axis) if t.digit.size is None or t.digit.div * t.digit.size > div]
-        own = [t for t in own if count is None or t.digit.div < div * count]
-        size = self.layout.block_size
-        if len(own) == 1 and own[0].digit.div <= div and own[0].digit.div != size * (axis == "token"):
-            (term,) = own
-            return Step(term.stride * (div // term.digit.div), text=_times(div // term.digit.div, term.text))
-        if axis != "token":
-            values = [self._value(own, i * div) for i in range(count or 0)]
-            return Step(None, tuple(values), text=_irregular(own, axis, div))
-        inside = [term for term in own if term.digit.div < size]
-        offsets = tuple(self._value(inside, i * div % size) for i in range(count))
-        blocks = tuple(i * div // size for i in range(count))
-        return Step(None, offsets, blocks, _irregular(inside, axis, div) if inside else "")
+        if count is None:
+            (term,) = self.along(axis)
+            return Step(term.stride, text=term.text)
+        if axis == "token":
+            return self._token_step(div, count)
+        terms, base = self.along(axis), self.head if axis == "head" else 0
+        start = self._value(terms, base)
+        offsets = tuple(self._value(terms, base + i * div) + start * -1 for i in range(count))
+        if all(offset == offsets[1] * i for i, offset in enumerate(offsets)):
+            term = max((term for term in terms if term.digit.div <= div), key=lambda term: term.digit.div)
+            return Step(offsets[1], text=_times(div // term.digit.div, term.text))
+        return Step(None, offsets, text=_irregular(terms, f"({axis} + {base})" if base else axis, div, start))
 
-    def _value(self, terms: Sequence[Term], index: int) -> int:
-        return sum(term.digit.of(index) * _whole(term.stride) for term in terms)
+    def _token_step(self, div: int, count: int) -> Step:
+        """The same of tokens, which go from block to block where the chunk has several."""
+        size = self.layout.block_size
+        inside = [term for term in self.along("token") if term.digit.div < size]
+        offsets = tuple(self._value(inside, i * div % size) for i in range(count))
+        if div * count <= size and all(offset == offsets[1] * i for i, offset in enumerate(offsets)):
+            term = max((term for term in inside if term.digit.div <= div), key=lambda term: term.digit.div)
+            return Step(offsets[1], text=_times(div // term.digit.div, term.text))
+        text = _irregular(inside, "token", div, Amount()) if div < size else ""
+        return Step(None, offsets, tuple(i * div // size for i in range(count)), text)
+
+    def _value(self, terms: Sequence[Term], index: int) -> Amount:
+        return sum((term.stride * term.digit.of(index) for term in terms), Amount())
 
     def end(self, chosen: bool) -> End:
         """Where runs begin; ``chosen``: in a layer that is an index of its own."""
@@ -308,9 +318,10 @@ def _whole(amount: Amount) -> int:
     return amount.value
 
 
-def _irregular(terms: Sequence[Term], axis: str, div: int) -> str:
-    name = axis if div == 1 else f"{axis}//{div}*{div}"
-    return " + ".join(f"({name}{_digit(term.digit)}) * {term.text}" for term in terms)
+def _irregular(terms: Sequence[Term], name: str, div: int, start: Amount) -> str:
+    index = name if div == 1 else f"{name}//{div}*{div}"
+    text = " + ".join(f"({index}{_digit(term.digit)}) * {term.text}" for term in terms)
+    return text if start == Amount() else f"{text} - {start}"
 
 
 def _digit(digit: Digit) -> str:
@@ -400,7 +411,11 @@ def _offsets(
     for loop in move.loops:
         step: Step = getattr(loop, side)
         count = sizes["num_layers"] if loop.count is None else loop.count
-        each = [known(step.stride) * i for i in range(count)] if step.stride is not None else step.offsets
+        each = (
+            [known(step.stride) * i for i in range(count)]
+            if step.stride is not None
+            else [known(o) for o in step.offsets]
+        )
         places = step.blocks or (0,) * count
         found = [(b + block, at + offset) for b, at in found for block, offset in zip(places, each, strict=True)]
     for block, offset in found:

@@ -137,6 +137,7 @@ PLANTED = {
     "a page too many": (r"\(page >= num_pages\)", "(page > num_pages)"),
     "tail of a run lost": (r"column < run \* LANES", "column < run * LANES - 1"),
     "rows of a page lost": (r"inside = tile_row < (\w+_rows)", r"inside = tile_row < \1 - 1"),
+    "32-bit address": (r"(source|page) \* (\w+_page\d?_block),", r"(\1 * \2).to(tl.int32),"),
 }
 """Mistakes planted in the text of a module's kernels, each of which some case of ``copy_blocks`` must report."""
 

@@ -216,6 +216,19 @@ def test_the_runs_move_what_a_transfer_moves(first: str, second: str) -> None:
         assert torch.equal(planned.storages[name], data), name
 
 
+def test_a_shard_may_begin_inside_a_split_of_heads() -> None:
+    """Twelve heads by six to three ranks: the second rank's are the last two of a six and the first two of the next."""
+    split = "name: x\naxes: {head: 12, dim: 8}\nblock_size: 4\nbuffers:\n"
+    split += "  kv: {holds: [key, value], order: head//6 block kv slot head%6 dim}\n"
+    apart = "  a: {holds: key, order: block slot head dim}\n  b: {holds: value, order: block head slot dim}\n"
+    whole = load_text(split)
+    part = load_text("name: y\naxes: {head: 4, dim: 8}\nblock_size: 4\nbuffers:\n" + apart)
+    for pair in shards(12, 1, 3):
+        check(whole, part, pair)
+    for pair in shards(12, 3, 1):
+        check(part, whole, pair)
+
+
 def test_a_scale_that_heads_share_does_not_go_apart() -> None:
     (problem, _) = chunk(small("hnd_int8_token", 8), small("hnd_int8_token", 4), Heads(0, 1, 4, 0, 4)).problems
     assert "all heads of a rank share key.scale" in problem

@@ -159,7 +159,7 @@ def _end(end) -> dict[str, Any]:
 def _step(step) -> dict[str, Any]:
     """Bytes from one index to the next, or offsets of each where they are uneven, and the block that each is in."""
     even = {} if step.stride is None else {"stride": step.stride.plain}
-    uneven = {"offsets": list(step.offsets)} if step.stride is None else {}
+    uneven = {"offsets": [offset.plain for offset in step.offsets]} if step.stride is None else {}
     return even | uneven | ({"blocks": list(step.blocks)} if step.blocks else {})
 
 

@@ -142,7 +142,7 @@ def build_page_table(layout: Layout) -> PageTable:
     size, shard = block_size_name(layout), layout.slots.shard
     dynamic = layout.block_size is None
     return PageTable(
-        tokens=f"{size} * {shard.world}" if shard else size,
+        tokens=f"({size} * {shard.world})" if shard else size,
         extra=f", *, {size}" if dynamic else "",
         names=(size,) if dynamic else (),
         words="row of the cache" if layout.contiguous else "page",

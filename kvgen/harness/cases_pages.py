@@ -90,13 +90,22 @@ def _check(bench: Bench, pool: Pool, written: Sequence[int]) -> None:
     compare_pool(bench.layout, pool, Written((), slots, None, pages=True))
 
 
+def _pool(bench: Bench, geometry: str) -> Pool:
+    """A pool of a geometry; huge ones start an element later, so that offsets are counted in small pieces."""
+    pool = bench.pool(geometry)
+    for side in (pool.actual, pool.expected) if geometry == "huge" else ():
+        for name, tensor in side.items():
+            side[name] = tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + 1)
+    return pool
+
+
 def _copy(bench: Bench, count: int, geometry: str = "compact", dtype: str = "int64") -> None:
-    run_copy(bench, bench.pool(geometry), _pairs(bench, count), dtype)
+    run_copy(bench, _pool(bench, geometry), _pairs(bench, count), dtype)
 
 
 def _zero(bench: Bench, count: int, geometry: str = "compact", dtype: str = "int64") -> None:
     blocks = [block for pair in _pairs(bench, 1) for block in pair]
-    run_zero(bench, bench.pool(geometry), blocks[:count], dtype)
+    run_zero(bench, _pool(bench, geometry), blocks[:count], dtype)
 
 
 def _other_addresses(bench: Bench, body: Callable[..., None]) -> None:
