@@ -33,7 +33,8 @@ def test_modules_import_torch_and_triton_alone(texts: dict[str, str], path: Path
             imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(node.module)
-    assert imported == {"contextlib", "torch", "triton", "triton.language"}
+    roots = {name.partition(".")[0] for name in imported}
+    assert {"torch", "triton"} <= roots <= {"torch", "triton"} | sys.stdlib_module_names, imported
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
@@ -86,12 +87,13 @@ def test_no_shipped_name_occurs_in_kvgen_or_its_templates() -> None:
     sources = [*(ROOT / "kvgen").rglob("*.py"), *(ROOT / "templates").rglob("*.j2")]
     sources.remove(ROOT / "kvgen" / "catalog.py")  # its examples name layouts as their users do
     names = re.compile(r"\b(" + "|".join(path.stem for path in ALL) + r")\b")
-    # `mla` is a word of the field and may stand in prose; no other shipped name is one.
+    # `mla` is a word of the field and may stand in prose; no other shipped name is one. The examples of what commands
+    # find name layouts that ship.
     found = {
         (str(path.relative_to(ROOT)), match)
         for path in sources
         for match in names.findall(path.read_text())
-        if match != "mla"
+        if match != "mla" and path.name != "codes.py"
     }
     assert found == set()
 
@@ -123,7 +125,8 @@ def skeleton(text: str) -> list[str]:
             node.body = node.body[1:]
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "LAYOUT":
             node.value = ast.Constant(None)
-    plain = re.sub(r"\bz_", "", ast.unparse(tree))
+    plain = re.sub(r"\bkvgen_\w+_[0-9a-f]{8}\b", "operators", ast.unparse(tree))  # a namespace with a digest
+    plain = re.sub(r"\b[zZ]_", "", plain)
     return re.sub(r"\b\d+\b", "N", plain).splitlines()
 
 

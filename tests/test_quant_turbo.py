@@ -35,6 +35,7 @@ BYTES = [
     (4, [1.0] + [0.0] * 15, "8F 88 88 88 88 88 88 88", "2C"),
     (3, [2.0**-30, -(2.0**-30)] * 8, "C7 71 1C C7 71 1C", "00"),
     (2, [1e30, -INF] + [0.0] * 14, "A2 AA AA AA", "7E"),
+    (4, [2.732590, *CODEBOOKS[2].all_bounds], "1F 32 54 76 98 BA DC FE", "38"),
 ]
 """Bits of a code; a group; its codes; its scale."""
 
@@ -77,6 +78,18 @@ def test_bytes(bits: int, group: list[float], codes: str, scale: str, place: str
     assert torch.equal(pool.expected["cache"], pool.actual["cache"])
     held, scales = module.gather_codes(pool.actual["cache"], torch.tensor([6]))
     assert (hexes(held[0, 1, -whole:]), hexes(scales[0, 1, -1:])) == (codes, scale)
+
+
+def test_every_value_counts_in_the_norm() -> None:
+    """One value of a group and fifteen zeros, at each place: the same scale everywhere."""
+    layout, module = made(4, "odd_rows")
+    rows = torch.eye(16).unsqueeze(1).expand(16, 2, 16).contiguous()
+    pools = [module.allocate(4) for _ in range(2)]
+    module.append(rows, pools[0], torch.arange(16))
+    reference.append(layout, {"key": rows}, {"cache": pools[1]}, torch.arange(16))
+    for pool in pools:
+        assert set(hexes(pool[..., 8:]).split()) == {"2C"}
+    assert torch.equal(*pools)
 
 
 def test_a_group_of_zeros_comes_back_as_zeros() -> None:
