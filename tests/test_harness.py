@@ -226,3 +226,16 @@ def test_dynamic_extents_are_no_powers_of_two(dynamic: str) -> None:
     assert size & (size - 1)
     names = [c.name for c in harness.cases(layout) if "refuses" not in c.name and not c.name.startswith("allocate")]
     assert harness.run(layout, FakeModule(layout), only=names).ok
+
+
+def test_a_world_of_any_size(small) -> None:
+    """Cases are those of a few ranks, and take no longer."""
+    text = SMALL.replace("block_size: 5", "block_size: 4") + "slots: {shard: {world: 2147483647, interleave: 2}}\n"
+    layout = load_text(text)
+    names = [c.name for c in harness.cases(layout)]
+    assert [n for n in names if n.startswith("slot_mapping/padded")] == [
+        f"slot_mapping/padded_rank{rank}" for rank in (0, 1, 2147483647 // 2, 2147483646)
+    ]
+    only = [n for n in names if n.startswith(("slot_mapping", "append_positions", "gather_paged")) and "ref" not in n]
+    report = harness.run(layout, FakeModule(layout), only=only)
+    assert report.ok, str(report)

@@ -66,10 +66,19 @@ class Bench:
     def shuffle(self, count: int) -> list[int]:
         return torch.randperm(count, generator=self.generator).tolist()
 
+    def below(self, count: int) -> int:
+        """Any number from 0 on."""
+        return int(torch.randint(count, (1,), generator=self.generator))
+
     def tensor(self, values: Sequence[int], dtype: str | torch.dtype = "int64") -> Tensor:
-        """Integers on the device, zeros behind them: what reads on finds slot 0. ``dtype`` by name or as torch has."""
+        """Integers on the device, zeros behind them: what reads on finds slot 0. ``dtype`` by name or as torch has.
+
+        What an int32 cannot hold becomes its largest.
+        """
         kind = DTYPES[dtype] if isinstance(dtype, str) else dtype
-        return torch.tensor([*values, *[0] * BEHIND], dtype=kind, device=self.device)[: len(values)]
+        most = torch.iinfo(kind).max
+        known = [min(value, most) for value in values]
+        return torch.tensor([*known, *[0] * BEHIND], dtype=kind, device=self.device)[: len(known)]
 
     def slots(self, count: int) -> list[int]:
         """Distinct live slots in random order: page edges first, then any; the named skip slot is not among them."""

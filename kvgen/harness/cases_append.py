@@ -12,7 +12,7 @@ from kvgen.encodings import append_refusal
 from kvgen.harness.bench import Bench, Case
 from kvgen.harness.compare import Mismatch, compare_rows
 from kvgen.harness.pools import GEOMETRIES
-from kvgen.harness.tables import Tables
+from kvgen.harness.tables import Tables, ranks
 from kvgen.layout import Layout
 
 
@@ -66,8 +66,7 @@ def append_cases(layout: Layout, variants: int) -> Iterator[Case]:
                 yield case(name, _append, count, "compact", "int32", "fused", 0, stream.name, function=function)
             yield case("prefill", _prefill, stream.name, function=function)
             yield case("skipped", _skipped, "int64", stream.name, function=function)
-    for rank in range(layout.slots.shard.world if layout.slots.shard else 1):
-        suffix = f"_rank{rank}" if layout.slots.shard else ""
+    for rank, suffix in ranks(layout):
         for name, body in (("request_ids", _by_request), ("decode", _decode)):
             yield case(f"{name}{suffix}", body, rank, "int64", function="append_positions")
     yield case("huge", _by_request, 0, "int32", "huge", function="append_positions")

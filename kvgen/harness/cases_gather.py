@@ -14,7 +14,7 @@ from kvgen.harness.bench import Bench, Case
 from kvgen.harness.cases_append import dead_slots, remap_table
 from kvgen.harness.compare import Mismatch
 from kvgen.harness.pools import GEOMETRIES, compact_strides, tensor_shape
-from kvgen.harness.tables import Tables
+from kvgen.harness.tables import Tables, ranks
 from kvgen.layout import Layout
 
 
@@ -48,8 +48,7 @@ def gather_cases(layout: Layout, variants: int) -> Iterator[Case]:
     def paged(name: str, body: Callable[..., None], *args: object) -> Case:
         return case(name, body, *args, function="gather_paged")
 
-    for rank in range(layout.slots.shard.world if layout.slots.shard else 1):
-        suffix = f"_rank{rank}" if layout.slots.shard else ""
+    for rank, suffix in ranks(layout):
         yield paged(f"ragged{suffix}", _ragged, rank)
         yield paged(f"starts{suffix}", _ragged, rank, True)
     yield paged("out_huge", _ragged, 0, True, "strided", False, "int64", "huge")

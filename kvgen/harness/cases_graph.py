@@ -84,7 +84,7 @@ def _slot_mapping(bench: Bench) -> None:
     options = bench.rank_args(0) | bench.block_size_args() | {"num_tokens": tables.requests + 3}
     graph, result = capture(lambda: bench.module.slot_mapping(tables.table, positions, **options))
     for _ in range(3):
-        positions.copy_(bench.tensor(bench.shuffle(max(tables.length, tables.requests))[: tables.requests]))
+        positions.copy_(bench.tensor([bench.below(tables.length) for _ in range(tables.requests)]))
         graph.replay()
         compare_numbers(
             "slot_mapping", result, reference.slot_mapping(bench.layout, tables.table, positions, **options)
@@ -101,7 +101,7 @@ def _append_positions(bench: Bench) -> None:
     table = next(iter(bench.remap_args(None).values()), None)
     graph, _ = capture(lambda: bench.module.append_positions(*args.values(), **options))
     for _ in range(2):
-        positions.copy_(bench.tensor(bench.shuffle(max(tables.length, tables.requests))[: tables.requests]))
+        positions.copy_(bench.tensor([bench.below(tables.length) for _ in range(tables.requests)]))
         graph.replay()
         shared = options | {"remap": table, "scales": bench.scales}
         reference.append_positions(bench.layout, sources, pool.expected, tables.table, positions, **shared)

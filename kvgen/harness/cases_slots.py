@@ -11,14 +11,14 @@ from torch import Tensor
 from kvgen import reference
 from kvgen.harness.bench import DTYPES, Bench, Case
 from kvgen.harness.compare import compare_bytes, compare_numbers
-from kvgen.harness.tables import Tables
+from kvgen.harness.tables import Tables, ranks
 from kvgen.layout import Layout
 
 
 def slot_cases(layout: Layout) -> Iterator[Case]:
     """Every case of a layout, each for every rank."""
-    for rank in range(layout.slots.shard.world if layout.slots.shard else 1):
-        yield from _rank_cases(rank, f"_rank{rank}" if layout.slots.shard else "")
+    for rank, suffix in ranks(layout):
+        yield from _rank_cases(rank, suffix)
 
 
 def _rank_cases(rank: int, suffix: str) -> Iterator[Case]:
@@ -70,7 +70,7 @@ def _decode(bench: Bench, rank: int, name: str, dtype: str) -> None:
     """One token a request, at the first, last and any position, before it, and past the table."""
     tables = Tables(bench)
     n, end = tables.virtual, tables.length
-    for position in (0, n - 1, n, end - 1, end, -1, 2**31 - 1, bench.shuffle(end)[0]):
+    for position in (0, n - 1, n, end - 1, end, -1, 2**31 - 1, bench.below(end)):
         values = [max(position - r, -1) if position < 2**31 - 1 else position for r in range(tables.requests)]
         _map(bench, tables, rank, **{name: bench.tensor(values, dtype)})
 

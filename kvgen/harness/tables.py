@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 from kvgen.harness.bench import Bench
+from kvgen.layout import Layout
+
+RANKS = 8
+"""Ranks that have cases of their own; of more, the first two, the middle one and the last."""
+
+
+def ranks(layout: Layout) -> list[tuple[int, str]]:
+    """The ranks to run cases for, each with what the cases' names end in; one without a name where nothing is dealt."""
+    if layout.slots.shard is None:
+        return [(0, "")]
+    world = layout.slots.shard.world
+    some = range(world) if world <= RANKS else (0, 1, world // 2, world - 1)
+    return [(rank, f"_rank{rank}") for rank in some]
 
 
 class Tables:
@@ -30,7 +43,13 @@ class Tables:
 
     def owned(self, rank: int) -> list[int]:
         """Positions inside the table that lie on a rank."""
-        return [p for p in range(self.length) if p % self.virtual // self.interleave % self.world == rank]
+        turns = range(self.bench.sizes.block_size // self.interleave)
+        return [
+            column * self.virtual + (turn * self.world + rank) * self.interleave + i
+            for column in range(self.columns)
+            for turn in turns
+            for i in range(self.interleave)
+        ]
 
     def places(self, count: int, rank: int = 0) -> list[tuple[int, int]]:
         """Distinct ``(request, position)``, shuffled, half at page edges; some lie in holes or on other ranks."""
