@@ -468,6 +468,16 @@ CATALOG: dict[str, Entry] = {
         ),
         cure="Say it of all buffers, and leave `layer` out of their orders.",
     ),
+    "KV409": Entry(
+        title="More than a program can hold",
+        cause=(
+            "Triton's blocks have at most 1048576 values. A program holds the whole `dim` of a token and head, all "
+            "heads where they share a scale, as many tokens and heads as `schedule` says, and a whole padding that "
+            "is filled; each counts as the next power of two."
+        ),
+        example="axes: {head: 8, dim: 2097152}",
+        cure="Take fewer tokens or heads under `schedule`, or tell the dims apart by one more axis, `head` for one.",
+    ),
     "KV501": Entry(
         title="A transfer without its layouts",
         cause=(

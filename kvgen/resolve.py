@@ -9,6 +9,7 @@ from kvgen.axes import Axis
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.encodings import Encodings
 from kvgen.layout import Buffer, FewHints, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
+from kvgen.limits import LARGEST, too_large
 from kvgen.names import AXES, argument_objection, objection
 from kvgen.packing import BITS, pack_of
 from kvgen.places import Known, Places
@@ -80,7 +81,7 @@ class _Resolver:
         self.problems += places.problems
         if self.problems or self.wrong:
             return None
-        return Layout(
+        layout = Layout(
             name=spec.name,
             summary=spec.summary,
             block_size=_extent(spec.block_size),
@@ -93,6 +94,23 @@ class _Resolver:
             slots=slots,
             schedule=ScheduleHints(_hints(spec.schedule.append), _hints(spec.schedule.gather)),
         )
+        self.sizes(layout)
+        return layout
+
+    def sizes(self, layout: Layout) -> None:
+        """Nothing may be larger than a program can hold."""
+        for found in too_large(layout):
+            where: Location = ("axes",)
+            if found.wished:
+                where = ("schedule", found.kind)
+            elif found.buffer is not None:
+                where = ("buffers", found.buffer)
+            elif "streams" in self.source:
+                where = ("streams", found.what.strip("`"))
+            message = (
+                f"a program would hold {found.values} values of {found.what}, and none can hold more than {LARGEST}"
+            )
+            self.report("KV409", message, where, "fewer tokens or heads" if found.wished else None, key=True)
 
     def names(self) -> None:
         spec = self.spec
