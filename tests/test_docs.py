@@ -13,6 +13,7 @@ import pytest
 from kvgen.cli.codes import ENTRIES, ENVIRONMENT
 from kvgen.quant import MODES
 from kvgen.spec import RESERVED, QuantSpec, ScaleSpec, Spec, StreamSpec
+from kvgen.spec_transfer import TransferSpec
 from kvgen.values import CASTS, ITEMSIZE, SCALE_DTYPES
 from tests.generated import ROOT, SHIPPED
 from tests.pages import Block, Story, blocks, commands, load_layout, run_commands, unrunnable
@@ -117,13 +118,23 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in anchors(page.read_text(encoding="utf-8")), target
 
 
+def explained(text: str) -> set[str]:
+    """The words that rows of a page's tables begin with."""
+    return set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\|([^|]*)\|", text, re.M))))
+
+
 def test_the_language_page_has_every_key_and_type() -> None:
     models = Spec.__mro__[1].__subclasses__()
     keys = {key for model in models for key in model.model_fields}
-    explained = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\|([^|]*)\|", LANGUAGE, re.M))))
-    assert keys <= explained, "keys without a row of a table"
+    assert keys <= explained(LANGUAGE), "keys without a row of a table"
     words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", LANGUAGE))))
     assert ITEMSIZE.keys() | MODES.keys() | {*SCALE_DTYPES, *CASTS} <= words
+
+
+def test_the_page_on_transfers_has_every_key() -> None:
+    models = TransferSpec.__mro__[1].__subclasses__()
+    keys = {field.alias or name for model in models for name, field in model.model_fields.items()}
+    assert keys | {"layout"} <= explained((ROOT / "docs" / "transfers.md").read_text(encoding="utf-8"))
 
 
 def test_the_language_page_lists_what_is_reserved() -> None:

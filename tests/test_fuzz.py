@@ -34,7 +34,7 @@ def test_a_surprise_is_told_and_kept(fault: str, tmp_path) -> None:
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from kvgen import resolve
+from kvgen import documents
 from tools import fuzz
 fuzz.PATIENCE = 0.5
 def load(path):
@@ -42,7 +42,7 @@ def load(path):
     os.chdir(path.parent)
     {fault}
     raise SystemExit(1)
-resolve.load = load
+documents.load = load
 sys.exit(fuzz.fuzz(1, 60, 0, Path({str(tmp_path / "failures")!r})))
 """
     result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
