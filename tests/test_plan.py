@@ -225,6 +225,8 @@ def test_a_shard_may_begin_inside_a_split_of_heads() -> None:
     part = load_text("name: y\naxes: {head: 4, dim: 8}\nblock_size: 4\nbuffers:\n" + apart)
     for pair in shards(12, 1, 3):
         check(whole, part, pair)
+    runs = [move.nbytes for move in chunk(whole, part, shards(12, 1, 3)[1]).moves]
+    assert runs == [2 * 8 * 2, 8 * 2]  # two heads beside each other, and single ones
     for pair in shards(12, 3, 1):
         check(part, whole, pair)
 
