@@ -72,6 +72,7 @@ LAYOUT = {
         },
     },
     "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": {"world": 4, "interleave": 1}},
+    "fuse": None,
 }
 
 

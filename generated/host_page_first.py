@@ -63,6 +63,7 @@ LAYOUT = {
         }
     },
     "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
+    "fuse": None,
 }
 
 

@@ -124,6 +124,7 @@ LAYOUT = {
         },
     },
     "slots": {"dtype": "int64", "skip": None, "remap": None, "shard": None},
+    "fuse": None,
 }
 
 
@@ -2296,12 +2297,19 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
 @triton.jit
 def _to_bfloat16(x):
-    """Float32 to bfloat16, to nearest even, by integers: not every backend rounds."""
-    bits = x.to(tl.uint32, bitcast=True)
-    bits = tl.where(x != x, 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
-    return bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    """Float32 to bfloat16, to nearest even; by integers in the interpreter, whose cast truncates."""
+    if INTERPRETED:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = tl.where(x != x, 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+        y = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        y = x.to(tl.bfloat16)
+    return y
 
 
 @triton.jit

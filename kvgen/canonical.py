@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
+from kvgen import stages
 from kvgen.axes import Digit
 from kvgen.layout import Buffer, Dim, Encoding, Holds, KernelHints, Layout, Pad, Place, Scale, Stream, Zero, leaves_of
 from kvgen.packing import unpacked
@@ -26,6 +27,7 @@ def canonical(layout: Layout) -> str:
         "buffers:",
         *(line for buffer in layout.buffers for line in _buffer(layout, buffer)),
         *_slots(layout),
+        *_fuse(layout),
         *_schedule(layout),
     ]
     return "\n".join(sections) + "\n"
@@ -236,6 +238,22 @@ def _slots(layout: Layout) -> Iterator[str]:
         parts["shard"] = f"{{world: {slots.shard.world}, interleave: {slots.shard.interleave}}}"
     if parts:
         yield f"slots: {_flow(parts)}"
+
+
+def _fuse(layout: Layout) -> Iterator[str]:
+    """A line for each key."""
+    if layout.fuse is not None:
+        yield "fuse:"
+        yield from (f"  {key}: {_plain(value)}" for key, value in stages.describe(layout).items())
+
+
+def _plain(value: object) -> str:
+    """Plain data in flow style."""
+    if isinstance(value, dict):
+        return _flow({key: _plain(part) for key, part in value.items()})
+    if isinstance(value, list):
+        return f"[{', '.join(map(_plain, value))}]"
+    return _number(value) if isinstance(value, float) else str(value)
 
 
 def _schedule(layout: Layout) -> Iterator[str]:

@@ -120,7 +120,7 @@ CATALOG: dict[str, Entry] = {
         title="Not supported yet",
         cause=(
             "The word belongs to the language, but this version of kvgen does nothing with it: static scales "
-            "over a zero, and fused appends."
+            "over a zero."
         ),
         example=("streams:\n  key: {quant: {mode: int4_asymmetric, scale: {per: [], source: static}}}\n  value: key"),
         cure="Do without it, or use a version that supports it.",
@@ -237,6 +237,34 @@ CATALOG: dict[str, Entry] = {
             "  value: {quant: {mode: fp8_e4m3, scale: key}}"
         ),
         cure="Write the scale out, or name the stream that has it.",
+    ),
+    "KV220": Entry(
+        title="A rotary embedding that does not fit",
+        cause=(
+            "Values are turned in pairs, so `rotary_dim` is even; it is at most `dim`; and the sections of `mrope` "
+            "make as many pairs as it has."
+        ),
+        example="fuse:\n  key: [{rope: {rotary_dim: 130}}]",
+        cure="Take the numbers from the model's configuration: `rotary_dim` is `dim` times its partial rotary factor.",
+    ),
+    "KV221": Entry(
+        title="A stage where there can be none",
+        cause=(
+            "Stages work on rows of a constant `dim`, of float32, float16 or bfloat16 values, in streams that can be "
+            "appended, each stage once; a norm adds up at most 8192 values."
+        ),
+        example="axes: {head: 8, dim: dynamic}\nfuse:\n  key: [rms_norm]",
+        cure="Give `dim` a number; leave the stage out where the message says so.",
+    ),
+    "KV222": Entry(
+        title="Parts of a fused append that do not go together",
+        cause=(
+            "`packed_qkv` needs to know its columns: a query, and streams with constant heads and dims of one type. "
+            "All that take angles from a table share it. A query needs stages, unless it is there to "
+            "be skipped in a packed tensor. `positions` and `norm` say nothing where no stage asks."
+        ),
+        example="fuse:\n  input: packed_qkv\n  key: [rope]",
+        cure="The message says what is missing, or what to leave out.",
     ),
     "KV301": Entry(
         title="A spelling mistake in an order",

@@ -413,21 +413,25 @@ class Encodings:
 
 def append_refusal(layout: Layout, stream: str) -> str | None:
     """Why the values of a stream cannot be appended, and what can be done instead; None where they can."""
-    scale = layout.stream(stream).scale
+    return stream_refusal(layout.stream(stream), "request" if layout.contiguous else "block")
+
+
+def stream_refusal(stream: Stream, block: str = "block") -> str | None:
+    """The same of a stream by itself; ``block`` is what the layout calls one."""
+    scale, name = stream.scale, stream.name
     if scale is None or not scale.dynamic:
         return None
     tokens = next((axis.step for axis in scale.axes if axis.name == "slot"), None)
     if tokens == 1:
         return None
     if tokens is None:
-        block = "request" if layout.contiguous else "block"
         return (
             f"all tokens of a {block} share a dynamic scale, which a later one would change for those that are stored "
-            f"already; let `{stream}.scale` vary over `token`, or hand it in (`source: static`)"
+            f"already; let `{name}.scale` vary over `token`, or hand it in (`source: static`)"
         )
     return (
         f"{tokens} tokens share a dynamic scale, which takes all of them at once; write whole groups from a pool that "
-        f"stores `{stream}` as it comes, or let `{stream}.scale` vary over `token`"
+        f"stores `{name}` as it comes, or let `{name}.scale` vary over `token`"
     )
 
 

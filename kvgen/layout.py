@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvgen.axes import Axis, Digit, product
+from kvgen.stages import Fuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +276,8 @@ class Layout:
     ``layers`` is the ``layer`` axis, or None where the layout has none; ``regions`` is that axis where every layer is
     an allocation of its own, of which functions take one. ``prefix`` is ``src_`` or ``dst_`` where it is
     one side of a transfer: its buffers are called so already, and so is what generated code says of it.
-    ``of_leaves``: its streams are the leaves of another layout, as they are stored (``kvgen.stored``).
+    ``of_leaves``: its streams are the leaves of another layout, as they are stored (``kvgen.stored``). ``query`` is
+    what a fused append takes beside the streams; it is a stream in all but that nothing of it is stored.
     """
 
     name: str
@@ -291,6 +293,8 @@ class Layout:
     prefix: str = ""
     of_leaves: bool = False
     regions: Axis | None = None
+    fuse: Fuse | None = None
+    query: Stream | None = None
 
     @property
     def mla(self) -> bool:
@@ -299,6 +303,8 @@ class Layout:
         return {"latent", "rope"} <= shared
 
     def stream(self, name: str) -> Stream:
+        if self.query is not None and name == self.query.name:
+            return self.query
         return next(s for s in self.streams if s.name == name)
 
     def leaf(self, name: str) -> Leaf:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from kvgen.axes import Digit
 from kvgen.encodings import append_refusal
 from kvgen.layout import Buffer, Dim, Field, Holds, Layout, Pad, Place, Record, Scale, Stream, leaves_of
+from kvgen.lower_fuse import fused_plans
 from kvgen.plan import Copy, Fill, Plan, Step, View
 from kvgen.values import STORED_ITEMSIZE
 
@@ -58,6 +59,7 @@ def lower(layout: Layout) -> tuple[Plan, ...]:
         *([append("append", names)] if whole else []),
         *(append(f"append_{name}", (name,)) for name in able),
         *([append("append_positions", names, "positions")] if whole else []),
+        *fused_plans(layout, able, append, dense_view),
         gather("gather", "slots"),
         gather("gather_paged", "requests"),
     )
@@ -257,6 +259,7 @@ def verify(layout: Layout, plan: Plan) -> None:
             if digits:
                 assert reach == known[name], (plan.name, copy.stream, name)
         assert all(step.factor > 0 for step in cache.steps)
+        assert all(set(stage.over) <= dense.axes | {"dim"} for stage in copy.stages)
     for fill in plan.fills:
         assert "block" in fill.view.axes or SLOT_NUMBER in fill.view.axes
     assert all(leaves_of(buffer.place) for buffer in layout.buffers)

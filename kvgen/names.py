@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 
 FUNCTIONS = (
-    *("append", "append_positions", "gather", "gather_paged", "gather_codes", "slot_mapping", "fill_slots", "allocate"),
+    *("append", "append_positions", "append_fused", "gather", "gather_paged", "gather_codes", "slot_mapping"),
+    *("fill_slots", "allocate"),
     *("copy_blocks", "zero_blocks", "gather_page_table", "register_ops", "concat_mla_key"),
 )
 
@@ -17,9 +18,9 @@ AXES = ("block", "slot", "token", "head", "dim", "kv", "layer", "request", "posi
 KEYS = ("holds", "order", "fields", "align", "regions", "pad", "fill")
 
 _ARGUMENTS = """
-block_size block_table block_table_row blocks context_lens count cu_seq_lens device dtype head_dim layer num_blocks
-num_heads num_layers num_requests num_tokens out padding pairs positions query_start_loc rank req_pool_indices
-req_to_page request_ids requests rotated seq_lens slots start_pos starts total_tokens zero_skipped
+block_size block_table block_table_row blocks context_lens cos cos_sin count cu_seq_lens device dtype fused head_dim
+layer num_blocks num_heads num_layers num_requests num_tokens out padding pairs positions qkv query query_start_loc rank
+req_pool_indices req_to_page request_ids requests rotated seq_lens sin slots start_pos starts total_tokens zero_skipped
 """
 
 _VARIABLES = """
@@ -36,14 +37,20 @@ step steps stored stream_of stride stride_unit strides t target tensor tensors t
 unit valid whole width written zero
 """
 
+_TENSORS = ("cos", "cos_sin", "positions", "qkv", "query", "sin")
+"""Arguments that no layout names and that more names are made of."""
+
+_STAGES = "num_positions position_height position_time position_width"
+
 _TRANSFERS = "first_head head_tiles in_order item num_items tile"
 
-_USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split() + _TRANSFERS.split())
+_USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split() + _STAGES.split() + _TRANSFERS.split())
 """What generated functions and kernels call things that no layout names."""
 
 _IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _LONGEST = 64
-_DERIVED = re.compile("(_out)?(_(ptr|length|mask|page.*|dim(_byte|_group|_lane|_word)?|stride.*))?")
+_STAGED = "partner|(partner_)?weight|wide|inverse|pair|first|other|position|frequency|angle|cos|sin"
+_DERIVED = re.compile(f"(_out)?(_(ptr|length|mask|page.*|dim(_byte|_group|_lane|_word)?|stride.*|{_STAGED}))?")
 
 
 def objection(name: str) -> str | None:
@@ -73,11 +80,15 @@ def argument_objection(name: str, others: Iterable[str] = ()) -> str | None:
         return "is the name of a generated function"
     if name in _USED or (len(name) > 1 and name.isupper()) or name.endswith(("_ptr", "_ptrs")):
         return "is used in generated modules for something else"
+    if any(name.startswith(tensor) and _DERIVED.fullmatch(name[len(tensor) :]) for tensor in _TENSORS):
+        return "is used in generated modules for something else"
     for other in others:
         if name == other:
             return "is given twice"
         if name.casefold() == other.casefold():
             return f"differs from `{other}` in case only"
-        if name == f"append_{other}" or (name.startswith(other) and _DERIVED.fullmatch(name[len(other) :])):
+        if name in (f"append_{other}", f"fused_{other}", f"append_fused_{other}") or (
+            name.startswith(other) and _DERIVED.fullmatch(name[len(other) :])
+        ):
             return f"is used in generated modules for something of `{other}`"
     return objection(name)

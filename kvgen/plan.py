@@ -8,9 +8,10 @@ schedule's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from kvgen.axes import Digit
+from kvgen.stages import Mrope, Rope
 
 Placement = Literal["slots", "positions", "requests", "blocks"]
 """How a token finds its slot: a slot number per token; request and position per token; ragged requests in a row; the
@@ -62,12 +63,49 @@ class Params:
 
 
 @dataclass(frozen=True, slots=True)
+class Norm:
+    """x · 1/sqrt(mean(x²) + eps), times ``weight`` or one plus it; reduces over ``dim``.
+
+    Squares are summed, and the root is taken, in ``sum``; all else is float32. ``rounds``: to the source's type
+    afterwards.
+    """
+
+    eps: float
+    weight: View | None
+    plus_one: bool
+    sum: Literal["float64", "float32"]
+    rounds: bool
+    over: tuple[str, ...] = ("dim",)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Pairs of values turned by the angles of their token's position; float32, reduces over nothing.
+
+    ``cos`` and ``sin`` vary over ``position`` and ``pair``; None where they are computed. ``mrope``: three positions a
+    token.
+    """
+
+    rope: Rope
+    cos: View | None
+    sin: View | None
+    mrope: Mrope | None
+    rounds: bool
+    over: tuple[str, ...] = ()
+
+
+Stage: TypeAlias = Norm | Rotary
+"""What happens to values between the two sides of a copy, before they are encoded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
     """The values of one stream, moved from ``source`` to ``destination``; one of the two is the cache.
 
     Where the stream has an encoding, the cache holds codes; ``scale`` is where their scale lies: in the cache, or in an
     argument. In a transfer both are caches: ``scale``, ``zero`` and ``outer`` belong to the source, ``onto`` to the
-    destination. ``leaf``: the bytes of that one, a stream's values or its scale, are moved as they are.
+    destination. ``leaf``: the bytes of that one, a stream's values or its scale, are moved as they are. ``stages`` of a
+    fused append happen in their order, on the way to the cache.
     """
 
     stream: str
@@ -78,6 +116,7 @@ class Copy:
     outer: View | None = None  # the scale of the scale
     onto: Params = Params()
     leaf: str = ""
+    stages: tuple[Stage, ...] = ()
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -100,13 +139,29 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One generated function: its copies, and how its tokens are placed."""
+    """One generated function: its copies, and how its tokens are placed.
+
+    ``query`` is what goes through the stages of a fused append without being stored, from one dense tensor to another.
+    """
 
     name: str
     kind: Literal["append", "gather", "transfer"]
     placement: Placement
     copies: tuple[Copy, ...]
     fills: tuple[Fill, ...] = ()
+    query: Copy | None = None
+
+    @property
+    def staged(self) -> tuple[Copy, ...]:
+        """The copies that have stages, the query's last."""
+        copies = (*self.copies, *([self.query] if self.query else []))
+        return tuple(copy for copy in copies if copy.stages)
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """Any of its rotary embeddings, one with a table if there is one: all share positions and table."""
+        found = [stage for copy in self.staged for stage in copy.stages if isinstance(stage, Rotary)]
+        return next((stage for stage in found if stage.cos), found[0] if found else None)
 
     @property
     def streams(self) -> tuple[str, ...]:

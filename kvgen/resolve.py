@@ -8,6 +8,7 @@ from pathlib import Path
 from kvgen.axes import Axis
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.encodings import Encodings
+from kvgen.fuse import Fusing
 from kvgen.layout import Buffer, FewHints, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
 from kvgen.limits import LARGEST, too_large
 from kvgen.names import AXES, argument_objection, objection
@@ -15,6 +16,7 @@ from kvgen.packing import BITS, pack_of
 from kvgen.places import Known, Places
 from kvgen.source import Location, Source, parse, read
 from kvgen.spec import KernelSpec, Reading, Spec, StreamSpec, read_spec
+from kvgen.stages import Fuse
 from kvgen.suggest import suggestion
 from kvgen.values import ITEMSIZE, STORED_ITEMSIZE
 
@@ -78,6 +80,7 @@ class _Resolver:
         if not layered and not places.problems and not self.broken("buffers"):
             self.layered_scales(streams)
         self.scale_names(streams)
+        fuse, query = self.fuse(streams)
         self.problems += places.problems
         if self.problems or self.wrong:
             return None
@@ -93,6 +96,8 @@ class _Resolver:
             buffers=buffers,
             slots=slots,
             schedule=ScheduleHints(_hints(spec.schedule.append), _hints(spec.schedule.gather)),
+            fuse=fuse,
+            query=query,
         )
         self.sizes(layout)
         return layout
@@ -111,6 +116,17 @@ class _Resolver:
                 f"a program would hold {found.values} values of {found.what}, and none can hold more than {LARGEST}"
             )
             self.report("KV409", message, where, "fewer tokens or heads" if found.wished else None, key=True)
+
+    def fuse(self, streams: tuple[Stream, ...]) -> tuple[Fuse | None, Stream | None]:
+        """What a fused append does, and the query it works on."""
+        spec = self.spec
+        if spec.fuse is None or self.wrong & {("fuse",), ("streams",), ("axes",)}:
+            return None, None
+        known = {stream.name: stream for stream in streams}
+        fusing = Fusing(self.source, spec.fuse, known, tuple(spec.streams))
+        found = fusing.resolve()
+        self.problems += fusing.problems
+        return found
 
     def names(self) -> None:
         spec = self.spec

@@ -5,7 +5,8 @@ Rules of legality:
 * every value of a token is in exactly one program's tile;
 * a tile's sides are powers of two (``tl.arange``); an extent that is none is masked;
 * a stream that all heads share forbids dividing heads among programs, since each would write it;
-* a reduction, the largest magnitude under one scale, lies in one program's tile.
+* a reduction, the largest magnitude under one scale or the squares of a norm, lies in one program's tile;
+* a query's heads are divided among programs of their own, several heads each: they follow those of the KV heads.
 
 What is fast was measured (H200, bf16): one program per token with all heads where ``dim`` is the fastest axis
 of the cache, and tiles of some tokens with the tokens along the lanes where ``slot`` is.
@@ -14,7 +15,7 @@ of the cache, and tiles of some tokens with the tokens along the lanes where ``s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvgen.layout import KernelHints, Layout, Stream
 from kvgen.lower import SLOT_NUMBER
@@ -29,6 +30,8 @@ DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
 FEW_TOKENS = 64  # up to here a program takes one token even where it could take more
 SOME_TOKENS = 1024  # up to here more warps a program pay where values are encoded
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
+STAGED_VALUES = 1024  # values of one stream that a program works on at the most
+STAGED_PER_WARP = 512  # values a warp works on, a quarter of that with few tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class Schedule:
     few_tokens: int = 1
     few: int = FEW_TOKENS
     some: int = SOME_TOKENS
+    query_heads: int = 0  # of a program that works on the query
+    query_tile: Tile | None = None
 
 
 def schedule(layout: Layout, plan: Plan) -> Schedule:
@@ -68,23 +73,39 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     lanes = [_lane(layout, plan, copy) for copy in plan.copies]
     slot_minor = "token" in lanes
     widest = max(padded_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
-    heads = _heads(layout, plan, wish.heads, slot_minor, widest)
+    most = STAGED_VALUES if plan.staged else MAX_VALUES
+    heads = _heads(layout, plan, wish.heads, slot_minor, most // widest)
     row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
-    encoded = any(layout.stream(copy.stream).encoding for copy in plan.copies)
-    tokens = wish.tokens or _tokens(layout, slot_minor, encoded, widest, row)
-    per_warp = _values_per_warp(slot_minor, encoded, plan.placement == "slots")
+    worked_on = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
+    tokens = wish.tokens or _tokens(layout, slot_minor, worked_on, widest, 2 * row if plan.staged else row)
+    per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
     if any(_worked_on_together(layout.stream(name)) for name in plan.streams):
         per_warp = 256
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
-    few_warps = max(num_warps, min(4, padded_side(math.ceil(row / 256))))
-    few_warps = num_warps if wish.num_warps or not encoded else few_warps
-    if wish.few is None:
-        return Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, few_warps, tiles)
-    few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
-    warps = wish.few.num_warps or num_warps
-    return Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
+    most_warps, values = (8, STAGED_PER_WARP // 4) if plan.staged else (4, 256)
+    few_warps = max(num_warps, min(most_warps, padded_side(math.ceil(row / values))))
+    few_warps = num_warps if wish.num_warps or not worked_on else few_warps
+    found = Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, few_warps, tiles)
+    if wish.few is not None:
+        few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
+        warps = wish.few.num_warps or num_warps
+        found = Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
+    return found if plan.query is None else _with_query(layout, plan, wish, found)
+
+
+def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) -> Schedule:
+    """As many query heads a program as give its warps what those of the KV heads have, and never one alone."""
+    heads, dim = (axis.extent for axis in layout.stream(plan.query.stream).axes)
+    row = found.tokens * padded_side(dim)
+    each = min(padded_side(heads), max(2, found.num_warps * STAGED_PER_WARP // row))
+    tile = _tile(layout, plan, plan.query, found.tokens, each, vector=False)
+    found = replace(found, query_heads=each, query_tile=tile)
+    if wish.num_warps:
+        return found
+    warps = max(found.num_warps, min(8, padded_side(math.ceil(each * row / STAGED_PER_WARP))))
+    return replace(found, num_warps=warps, few_warps=max(warps, found.few_warps))
 
 
 def _worked_on_together(stream: Stream) -> bool:
@@ -163,15 +184,15 @@ def lane(view: View) -> str:
     return after if after == "token" or (after == "head" and run < VECTOR) else "dim"
 
 
-def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool, widest: int) -> int | None:
-    """Heads of one program, None for all of them."""
+def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool, most: int) -> int | None:
+    """Heads of one program, None for all of them; ``most`` where nothing else decides."""
     extent = _head_extent(layout, plan)
     streams = [layout.stream(copy.stream) for copy in plan.copies]
     shared = any("head" not in {axis.name for axis in stream.axes} for stream in streams)
     shared |= any(s.scale and s.scale.dynamic and "head" not in {a.name for a in s.scale.axes} for s in streams)
     if shared or extent is None or wish == "all":
         return None
-    heads = wish or (1 if slot_minor else max(1, min(padded_side(extent), MAX_VALUES // widest)))
+    heads = wish or (1 if slot_minor else max(1, min(padded_side(extent), most)))
     return heads if heads < extent else None
 
 

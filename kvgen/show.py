@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvgen import picture, sizes
+from kvgen import picture, sizes, stages
 from kvgen.amount import Amount
 from kvgen.axes import Digit
 from kvgen.canonical import per
@@ -69,6 +69,7 @@ def describe(layout: Layout, layers: int | None = None, tokens: int | None = Non
         "streams": [_stream(layout, stream) for stream in layout.streams],
         "buffers": [_buffer(layout, buffer, found[buffer.name]) for buffer in layout.buffers],
         "bytes_per_token": sizes.token_bytes(layout).plain,
+        "fuse": stages.describe(layout) if layout.fuse else None,
     }
     if tokens is not None:
         result["pool"] = pool(layout, layers, tokens)
@@ -84,6 +85,8 @@ def text(layout: Layout, layers: int | None = None, tokens: int | None = None) -
     lines.append(f"{unit:<10} {'dynamic' if layout.block_size is None else layout.block_size}")
     per_token = facts["bytes_per_token"]
     lines.append(f"a token    {per_token} bytes a layer")
+    if layout.fuse:
+        lines += [f"fused      {line}" for line in fused(layout)]
     for buffer, described in zip(layout.buffers, facts["buffers"], strict=True):
         lines += ["", *_buffer_lines(layout, buffer, described)]
     if "pool" in facts:
@@ -96,6 +99,16 @@ def stream_line(facts: dict[str, Any]) -> str:
     extents = ", ".join(f"{axis} {extent}" for axis, extent in facts["axes"].items())
     stored = f", stored as {facts['stored']}" if facts["stored"] else ""
     return f"{facts['name']:<10} [token, {extents}]  {' or '.join(facts['dtypes'])}{stored}"
+
+
+def fused(layout: Layout) -> list[str]:
+    """What a fused append does, a line for each stream: ``key: rms_norm, rope``."""
+    lines = []
+    for name, steps in layout.fuse.steps:
+        words = ["rms_norm" if isinstance(step, stages.RmsNorm) else "rope" for step in steps]
+        lines.append(f"{name}: {', '.join(words)}")
+    rounding = {"once": "rounded once, when stored", "chain": "rounded after each stage"}[layout.fuse.rounding]
+    return [*lines, rounding]
 
 
 def _stream(layout: Layout, stream: Stream) -> dict[str, Any]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
 
+from kvgen import fuse_spec
 from kvgen.diagnostics import Diagnostic
+from kvgen.fuse_spec import FuseSpec
+from kvgen.model import Model as _Model
 from kvgen.names import KEYS
 from kvgen.source import Location, Mapping, Source
 from kvgen.suggest import suggestion
@@ -61,10 +64,6 @@ OTHER_WORDS = {
     "grid": "it belongs to a file with `transfer`",
 }
 """What other projects call things, and keys that are none because they are given elsewhere."""
-
-
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class AxesSpec(_Model):
@@ -282,13 +281,8 @@ class Spec(_Model):
     )
     buffers: dict[str, PlaceSpec] = Field(description="The tensors of the pool.")
     slots: SlotsSpec = Field(SlotsSpec(), description="How slot numbers are written, and which are skipped.")
+    fuse: FuseSpec | None = Field(None, description="Norm and rotary embedding in the same launch as append.")
     schedule: ScheduleSpec = Field(ScheduleSpec(), description="How kernels are divided; chosen by kvgen otherwise.")
-
-
-RESERVED: dict[str, tuple[type[_Model], ...]] = {
-    "fuse": (Spec,),
-}
-"""Keys the language keeps for what this version does not do, and the mappings that have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +320,8 @@ def _location(steps: Location) -> Location:
     """Pydantic's location without the tags it puts after the name of a stream, a scale and a field's index."""
     tags = {2} if steps[0] == "streams" else {i for i in range(1, len(steps)) if isinstance(steps[i - 1], int)}
     tags |= {i for i in (5, 7) if steps[0] == "streams" and steps[i - 1 : i] == ("scale",)}
+    if steps[0] == "fuse":
+        tags = {i for i, step in enumerate(steps) if isinstance(step, str) and step.startswith("(")}
     return tuple(step for i, step in enumerate(steps) if i not in tags)
 
 
@@ -355,8 +351,6 @@ def _diagnose(source: Source, error: Any, location: Location) -> Diagnostic:
 def _unknown_key(source: Source, location: Location) -> Diagnostic:
     key, owners = str(location[-1]), location[:-1]
     model = _model_at(source, location)
-    if model in RESERVED.get(key, ()):
-        return Diagnostic("KV204", f"`{key}` is not supported by this version of kvgen", source.at_key(location))
     known = list(model.model_fields)
     hint = OTHER_WORDS.get(key) or suggestion(key, known)
     if owners == ("axes",):
@@ -373,6 +367,8 @@ def _model_at(source: Source, location: Location) -> type[_Model]:
     """The model that has the key at a location."""
     if len(location) == 1:
         return Spec
+    if location[0] == "fuse":
+        return fuse_spec.model_at(location)
     if location[0] == "slots":
         return ShardSpec if len(location) == 3 else SlotsSpec
     if location[0] == "schedule":
@@ -408,6 +404,9 @@ def schema() -> dict[str, Any]:
     bare = {"type": "string", "description": "A stream, over the one axis, or part of one, that nothing above uses."}
     definitions["PlaceSpec"] = {"anyOf": [bare, place, short]}
     definitions["StreamSpec"] = {"anyOf": [definitions["StreamSpec"], {"type": "null"}]}
+    stage = definitions["StageSpec"]
+    stage |= {"minProperties": 1, "maxProperties": 1}
+    definitions["StageSpec"] = {"anyOf": [{"enum": list(stage["properties"])}, stage]}
     layout = {key: value for key, value in whole.items() if key != "$defs"}
     other = _tidy(TransferSpec.model_json_schema(by_alias=True))
     definitions |= other.pop("$defs") | {"Layout": layout, "Transfer": other}

@@ -24,7 +24,7 @@ def stored_layout(layout: Layout) -> Layout:
     streams = tuple(_stream(layout, leaf) for leaf in layout.leaves)
     leaves = tuple(_leaf(stream, leaf) for stream, leaf in zip(streams, layout.leaves, strict=True))
     held = tuple(leaf for leaf in layout.leaves if leaf.name != leaf.stream)
-    return replace(layout, streams=streams, leaves=(*leaves, *held), of_leaves=True)
+    return replace(layout, streams=streams, leaves=(*leaves, *held), of_leaves=True, fuse=None, query=None)
 
 
 def _leaf(stream: Stream, leaf: Leaf) -> Leaf:

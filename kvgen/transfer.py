@@ -43,10 +43,13 @@ class Transfer:
 
 
 def side(layout: Layout, prefix: str) -> Layout:
-    """A layout as one side of a transfer: its buffers, and the scales that it is handed, begin with ``prefix``."""
+    """A layout as one side of a transfer: its buffers, and the scales that it is handed, begin with ``prefix``.
+
+    What is fused into its append is no business of what moves.
+    """
     streams = tuple(_prefixed(stream, prefix) for stream in layout.streams)
     buffers = tuple(replace(buffer, name=prefix + buffer.name) for buffer in layout.buffers)
-    return replace(layout, prefix=prefix, streams=streams, buffers=buffers)
+    return replace(layout, prefix=prefix, streams=streams, buffers=buffers, fuse=None, query=None)
 
 
 def _prefixed(stream: Stream, prefix: str) -> Stream:

@@ -12,7 +12,7 @@ import pytest
 
 from kvgen.cli.codes import ENTRIES, ENVIRONMENT
 from kvgen.quant import MODES
-from kvgen.spec import RESERVED, QuantSpec, ScaleSpec, Spec, StreamSpec
+from kvgen.spec import Spec
 from kvgen.spec_transfer import TransferSpec
 from kvgen.values import CASTS, ITEMSIZE, SCALE_DTYPES
 from tests.generated import ROOT, SHIPPED
@@ -135,14 +135,6 @@ def test_the_page_on_transfers_has_every_key() -> None:
     models = TransferSpec.__mro__[1].__subclasses__()
     keys = {field.alias or name for model in models for name, field in model.model_fields.items()}
     assert keys | {"layout"} <= explained((ROOT / "docs" / "transfers.md").read_text(encoding="utf-8"))
-
-
-def test_the_language_page_lists_what_is_reserved() -> None:
-    section = LANGUAGE.partition("## Reserved keys\n")[2]
-    rows = [row.split("|")[1:3] for row in re.findall(r"^\|.*$", section, re.M)[2:]]
-    listed = {key: where.strip() for keys, where in rows for key in re.findall(r"`(\w+)`", keys)}
-    names = {Spec: "the layout", StreamSpec: "a stream", QuantSpec: "an encoding", ScaleSpec: "a scale"}
-    assert listed == {key: names[owners[0]] for key, owners in RESERVED.items()}
 
 
 def test_tests_that_the_docs_name_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,8 @@ from kvgen.axes import product
 from kvgen.emit.names import TRITON_TYPES
 from kvgen.layout import Layout, Scale
 from kvgen.lower import coalesce
-from kvgen.plan import Plan, View
+from kvgen.lower_fuse import PACKED, packed_width
+from kvgen.plan import Copy, Norm, Plan, Rotary, View
 from kvgen.schedule import VECTOR
 
 Role = Literal[
@@ -51,6 +53,7 @@ def data_args(layout: Layout, plan: Plan) -> list[Arg]:
     for buffer in layout.buffers:
         if buffer.name in cache:
             args.append(pointer(buffer.name, buffer.dtypes[0]))
+    args += stage_args(plan.copies)
     for scale in argument_scales(layout, plan):
         args.append(pointer(scale.argument, scale.dtype))
     return args
@@ -74,6 +77,29 @@ def rotated(layout: Layout, plan: Plan) -> tuple[str, ...]:
     """The streams of a plan that are stored rotated."""
     streams = [layout.stream(name) for name in plan.streams]
     return tuple(stream.name for stream in streams if stream.encoding and stream.encoding.rotation)
+
+
+def stage_args(copies: Iterable[Copy]) -> list[Arg]:
+    """Pointers of the weights that stages take, then of their tables, each once."""
+    stages = [stage for copy in copies for stage in copy.stages]
+    weights = [(stage.weight, "*bf16") for stage in stages if isinstance(stage, Norm)]
+    tables = [(view, "*fp32") for stage in stages if isinstance(stage, Rotary) for view in (stage.cos, stage.sin)]
+    found = {view.tensor: kind for view, kind in weights + tables if view is not None}
+    return [Arg(f"{name}_ptr", kind, name, "pointer") for name, kind in found.items()]
+
+
+def position_args(plan: Plan) -> list[Arg]:
+    """What the angles of a token are found with; a position past the table belongs to no angle."""
+    rotary = plan.rotary
+    if rotary is None:
+        return []
+    args = [Arg("positions_ptr", "*i64", "positions", "pointer")]
+    if rotary.mrope:
+        args.append(Arg("positions_stride", "i64", "positions.stride(0) if positions.dim() == 2 else 0", "count"))
+    tables = [stage.cos for copy in plan.staged for stage in copy.stages if isinstance(stage, Rotary)]
+    if found := [table.tensor for table in tables if table]:
+        args.append(Arg("num_positions", "i64", f"{found[0]}.shape[0]", "count"))
+    return args
 
 
 def placement_args(layout: Layout, plan: Plan) -> list[Arg]:
@@ -122,7 +148,7 @@ def stride_unit(layout: Layout, plan: Plan) -> int:
     """
     strides = [
         factor
-        for copy in plan.copies
+        for copy in (*plan.copies, *([plan.query] if plan.query else []))
         for view in (copy.source, copy.destination)
         for step in coalesce(layout, view.steps)
         if step.dim is not None
@@ -136,6 +162,8 @@ def stride_unit(layout: Layout, plan: Plan) -> int:
 def stride_factors(layout: Layout, view: View, stream: str, dim: int) -> list[int]:
     """The constant factors of a stride, term by term, in tensors that are not padded."""
     buffer = next((b for b in layout.buffers if b.name == view.tensor), None)
+    if view.tensor == PACKED:
+        return [packed_width(layout)]
     if buffer is None:
         return [product(axis.extent for axis in layout.stream(stream).axes[dim:]) or 1]
     stride = sizes.strides(layout, buffer)[dim]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from kvgen import sizes
+from kvgen import sizes, stages
 from kvgen.canonical import per
 from kvgen.layout import Buffer, Encoding, Layout, Scale, Stream, Zero, leaves_of
 
@@ -27,6 +27,7 @@ def describe(layout: Layout) -> dict[str, Any]:
             "remap": slots.remap,
             "shard": asdict(slots.shard) if slots.shard else None,
         },
+        "fuse": stages.describe(layout) if layout.fuse else None,
     }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 
 from kvgen import sizes
+from kvgen.emit import stage_docs as stages
 from kvgen.emit.args import argument_scales, rotated
 from kvgen.emit.encoding import describe
-from kvgen.emit.names import block_size_name, extent_text, num_blocks_name
+from kvgen.emit.names import block_size_name, dense, num_blocks_name
 from kvgen.encodings import append_refusal
 from kvgen.layout import Buffer, Field, Holds, Layout, Pad, Place
 from kvgen.plan import Plan
@@ -91,21 +92,25 @@ def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
     buffers = dict.fromkeys(plan.cache_view(copy).tensor for copy in plan.copies)
     joined, cache = " and ".join(names), " and ".join(buffers)
     lines: list[str] = []
-    if plan.kind == "append":
+    if plan.staged:
+        summary = f"Write new tokens' {joined} into {cache}, {stages.verbs(plan)} on the way, in one launch."
+        lines += stages.input_lines(layout, plan)
+    elif plan.kind == "append":
         summary = f"Write new tokens' {joined} into {cache}, in one launch."
         for name in names:
-            lines.append(f"{name} {_dense(layout, name)}, of T tokens or more, with any strides but the last.")
+            lines.append(f"{name} {dense(layout, name)}, of T tokens or more, with any strides but the last.")
     else:
         summary = f"Read tokens' {joined} back from {cache}, in one launch."
         if layout.of_leaves:
             summary = "Read tokens' codes, scales and zeros as they are stored, in one launch."
-        lines.append(f"Returns {', '.join(f'{name} {_dense(layout, name)}' for name in names)}: out, if it is given.")
+        lines.append(f"Returns {', '.join(f'{name} {dense(layout, name)}' for name in names)}: out, if it is given.")
         if layout.of_leaves:
-            lines = ["Returns these, or out if it is given:", *(f"  {name} {_dense(layout, name)}" for name in names)]
+            lines = ["Returns these, or out if it is given:", *(f"  {name} {dense(layout, name)}" for name in names)]
             lines.append("Last dimensions count values, the bytes of codes that share some, or groups under one scale.")
     lines += _placement_lines(layout, plan)
     if layout.slots.remap:
         lines.append(f"{layout.slots.remap} [slots] maps each slot number to another one, or to a negative: skipped.")
+    lines += stages.stage_lines(layout, plan)
     lines += _encoding_lines(layout, plan)
     skip = f", equals {layout.slots.skip}" if layout.slots.skip is not None else ""
     bounds = f", past {layout.slots.remap}" if layout.slots.remap else ""
@@ -114,6 +119,7 @@ def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
         lines.append("nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.")
     else:
         lines.append("its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.")
+    lines += stages.query_lines(plan)
     lines.append("TypeError and ValueError name the tensor that does not fit, before anything is launched.")
     return summary, tuple(lines)
 
@@ -131,13 +137,6 @@ def _encoding_lines(layout: Layout, plan: Plan) -> list[str]:
         those = " and ".join(names)
         lines.append(f"{those} is turned back, unless it is wanted rotated: for a query that is turned alike.")
     return lines
-
-
-def _dense(layout: Layout, name: str) -> str:
-    stream = layout.stream(name)
-    shape = ", ".join(extent_text(layout, name, axis) for axis in stream.axes)
-    kind = f" {stream.dtypes[0]}" if layout.of_leaves and len(stream.dtypes) == 1 else ""
-    return f"[T, {shape}]{kind}"
 
 
 def _placement_lines(layout: Layout, plan: Plan) -> list[str]:

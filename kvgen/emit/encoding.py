@@ -186,7 +186,7 @@ def helpers(layout: Layout, streams: Collection[str] | None = None) -> frozenset
 
     ``streams`` are those that kernels work on, all where nothing is said.
     """
-    used: set[str] = set()
+    used: set[str] = {"_rounded"} if layout.fuse else set()
     for stream in layout.streams:
         encoding, scale = stream.encoding, stream.scale
         if encoding is None or (streams is not None and stream.name not in streams):

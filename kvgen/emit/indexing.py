@@ -8,7 +8,7 @@ from kvgen.emit.encoding import regroup
 from kvgen.emit.index import Variable, address, dim_name, subscript
 from kvgen.emit.names import extent_name, extents_of, index_name
 from kvgen.emit.packing import word_type
-from kvgen.emit.sections import Piece, Side
+from kvgen.emit.sections import Masks, Piece, Side
 from kvgen.layout import Layout, Scale, leaves_of
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Plan, Step, View
@@ -32,6 +32,7 @@ class Indexing:
         self.tiles: dict[str, Arg] = {}
         self.constants: dict[str, str] = {}
         self.stride_unit, self.unit_name = stride_unit(layout, plan), f"{layout.prefix.upper()}STRIDE_UNIT"
+        self.part = "tl.program_id(1)"  # which heads a program has, where they are divided
         self.definitions: dict[str, str] = {}
         views = [view for copy in plan.copies for view in copy.views]
         views += [fill.view for fill in plan.fills]
@@ -99,7 +100,7 @@ class Indexing:
             self.definitions[name] = f"tl.arange(0, {tile}){wide}"
             return extent
         if axis.name == "head" and self.sched.heads is not None:
-            program = f"tl.program_id(1){wide}"
+            program = f"{self.part}{wide}"
             self.definitions[name] = program if side == 1 else f"{program} * {side} + tl.arange(0, {side})"
             exact = axis.extent % side == 0
         else:
@@ -108,6 +109,19 @@ class Indexing:
         if not exact or self.sched.heads is None or axis.name != "head":
             self.constants[constant] = str(axis.extent)
         return None if exact else constant
+
+    def _masks(
+        self, stream: str, load: list[str], store: list[str], bounds: list[str], named: bool = True
+    ) -> tuple[str, Masks]:
+        """The definition of a mask that is long and used twice, and the mask arguments of loads and stores."""
+        loads, stores, runs = (" & ".join([*guards, *bounds]) for guards in (load, store, []))
+        shared = named and loads == stores and " & " in loads
+        definition = f"{stream}_mask = {loads}" if shared else ""
+        if shared:
+            loads = stores = f"{stream}_mask"
+        texts = [f", mask={text}" if text else "" for text in (loads, stores, runs)]
+        other = [f"{text}, other=0" if text else "" for text in texts]
+        return definition, Masks(load=other[0], store=texts[1], run_load=other[2], run_store=texts[2])
 
     def _side(
         self,
@@ -144,6 +158,11 @@ class Indexing:
     def _stride(self, view: View, stream: str, dim: int, scale: Scale | None = None) -> str:
         """The name of a tensor's stride, registered as an argument."""
         buffer = next((b for b in self.layout.buffers if b.name == view.tensor), None)
+        if any(step.digit.axis == "position" for step in view.steps):  # a table of cosines and sines
+            name, rope = f"{view.tensor}_stride_position", self.plan.rotary.rope
+            width = rope.pairs if rope.cos_sin == "split" else rope.rotary_dim
+            self.strides[name] = Arg(name, "i64", f"{view.tensor}.stride({dim})", "stride", width % 16 == 0)
+            return name
         if buffer is not None:
             leaf = stream
             if self.layout.of_leaves:  # a leaf of the buffer's own counts dims as its order does

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from kvgen.emit.args import Arg, data_args, placement_args, rotated
+from kvgen.emit.args import Arg, data_args, placement_args, position_args, rotated
 from kvgen.emit.codebook import groups, ratio, rotation
 from kvgen.emit.encoding import (
     NATIVE,
@@ -21,15 +21,24 @@ from kvgen.emit.encoding import (
     scale_type,
 )
 from kvgen.emit.index import Variable, subscript
-from kvgen.emit.indexing import Indexing
 from kvgen.emit.names import block_size_name, index_name
 from kvgen.emit.packing import build_pack, repack, word_type
+from kvgen.emit.query import QueryContext, build_query
 from kvgen.emit.sections import CopyContext, FillContext, Masks, ScaleContext, Side, ZeroContext
+from kvgen.emit.stages import Staging
 from kvgen.layout import Layout, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Fill, Plan, View
 from kvgen.quant import MODES
 from kvgen.schedule import Schedule, Tile, padded_side, schedule
+
+
+@dataclass(frozen=True, slots=True)
+class PositionContext:
+    """A position of a token: its name, and what is added to the pointer to all positions."""
+
+    name: str
+    offset: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,14 @@ class Kernel:
     run_slot: str
     run_number: str
     in_range: str  # mask of the loads per token
+    positions: tuple[PositionContext, ...]
+    known: str  # whether a token's positions have angles
+    query: QueryContext | None
     uses: dict[str, bool]
+
+    @property
+    def queries(self) -> tuple[QueryContext, ...]:
+        return (self.query,) if self.query else ()
 
     @property
     def unspecialized(self) -> str:
@@ -72,7 +88,7 @@ def build_kernel(layout: Layout, plan: Plan) -> Kernel:
     return Builder(layout, plan, schedule(layout, plan)).build()
 
 
-class Builder(Indexing):
+class Builder(Staging):
     """Works out the sections of a kernel; what they need of arguments and index variables is collected on the way."""
 
     def build(self) -> Kernel:
@@ -86,6 +102,9 @@ class Builder(Indexing):
             self.constants[block_size_name(layout)] = str(layout.block_size)
         if layout.slots.skip is not None:
             self.constants["SKIP"] = str(layout.slots.skip)
+        positions, query = self._positions(), None
+        if plan.query:
+            query = build_query(layout, plan, self.sched, self.stride_unit, tuple(p.name for p in positions))
         uses = self._uses()
         aligned = uses["run_aligned"]
         return Kernel(
@@ -93,7 +112,7 @@ class Builder(Indexing):
             summary=self._summary(),
             plan=plan,
             schedule=self.sched,
-            args=tuple(self._args()),
+            args=tuple(self._args(query)),
             constants=tuple(self.constants.items()),
             definitions=tuple(self.definitions.items()),
             copies=copies,
@@ -106,13 +125,37 @@ class Builder(Indexing):
             run_slot="tl.multiple_of(first_slot, TOKENS)" if aligned else "first_slot",
             run_number="tl.multiple_of(first, TOKENS)" if aligned else "first",
             in_range=", mask=in_range, other=-1" if self.tiled else "",
+            positions=positions,
+            known=" & ".join(f"({p.name} >= 0) & ({p.name} < num_positions)" for p in positions),
+            query=query,
             uses=uses,
         )
+
+    def _positions(self) -> tuple[PositionContext, ...]:
+        """The positions of a token, one or three."""
+        rotary = self.plan.rotary
+        if rotary is None:
+            return ()
+        if rotary.mrope is None:
+            return (PositionContext("position", ""),)
+        offsets = ("", " + positions_stride", " + 2 * positions_stride")
+        names = ("position_time", "position_height", "position_width")
+        return tuple(PositionContext(name, offset) for name, offset in zip(names, offsets, strict=True))
+
+    def _loads_first(self) -> bool:
+        """Whether all loads come before all work; a stream in several places is worked on once for each."""
+        return bool(self.plan.staged) and len(self.plan.streams) == len(self.plan.copies)
+
+    @property
+    def _bounded(self) -> bool:
+        """Whether angles come from a table, which ends somewhere."""
+        return any(arg.name == "num_positions" for arg in position_args(self.plan))
 
     def _valid(self) -> str:
         """The condition on a slot number: all of it, or what comes before the remap table."""
         slots = self.layout.slots
         terms = ["in_range"] if self.tiled else []
+        terms += ["known"] if self._bounded else []
         terms.append("(slot_number >= 0)")
         terms += ["(slot_number != SKIP)"] if slots.skip is not None else []
         terms.append(f"(slot_number < {slots.remap}_length)" if slots.remap else "(slot_number < num_slots)")
@@ -136,6 +179,11 @@ class Builder(Indexing):
             "by_requests": plan.placement == "requests",
             "by_table": plan.placement != "slots",
             "remap": slots.remap is not None,
+            "bounded": self._bounded,
+            "query": plan.query is not None,
+            "guarded_query": self._bounded and not self.tiled,
+            "loads_first": self._loads_first(),
+            "loads_each": not self._loads_first(),
             "layer": "layer" in self.axes,
             "block": "block" in self.axes,
             "slot": "slot" in self.axes,
@@ -201,6 +249,9 @@ class Builder(Indexing):
             scale=self._scale(copy, tile, variables) if copy.scale else None,
             zeroed=copy.zero is not None,
             zero=self._zero(copy, tile, variables) if copy.zero else None,
+            staged=bool(copy.stages),
+            stages=self._stages(copy, tile, variables, guarded) if copy.stages else None,
+            rounds=bool(copy.stages) and encoding is None,
         )
         return self._packed(context, copy, tile, variables) if cache.pack else context
 
@@ -288,19 +339,6 @@ class Builder(Indexing):
     def _bound(self, stream: str, axis: str) -> str | None:
         return self.bounds.get((stream, axis))
 
-    def _masks(
-        self, stream: str, load: list[str], store: list[str], bounds: list[str], named: bool = True
-    ) -> tuple[str, Masks]:
-        """The definition of a mask that is long and used twice, and the mask arguments of loads and stores."""
-        loads, stores, runs = (" & ".join([*guards, *bounds]) for guards in (load, store, []))
-        shared = named and loads == stores and " & " in loads
-        definition = f"{stream}_mask = {loads}" if shared else ""
-        if shared:
-            loads = stores = f"{stream}_mask"
-        texts = [f", mask={text}" if text else "" for text in (loads, stores, runs)]
-        other = [f"{text}, other=0" if text else "" for text in texts]
-        return definition, Masks(load=other[0], store=texts[1], run_load=other[2], run_store=texts[2])
-
     def _comment(self, copy: Copy, in_pieces: bool) -> str:
         cache = self.plan.cache_view(copy).tensor
         route = f"{copy.stream} to {cache}" if self.plan.kind == "append" else f"{copy.stream} from {cache}"
@@ -340,9 +378,9 @@ class Builder(Indexing):
             mask=f", mask={' & '.join([*guards, *bounds])}" if guards or bounds else "",
         )
 
-    def _args(self) -> list[Arg]:
+    def _args(self, query: QueryContext | None) -> list[Arg]:
         plan, layout = self.plan, self.layout
-        args = [*data_args(layout, plan), *placement_args(layout, plan)]
+        args = [*data_args(layout, plan), *placement_args(layout, plan), *position_args(plan)]
         args.append(Arg("num_slots", "i64", "num_slots", "count"))
         if self.tiled:
             args.append(Arg("num_tokens", "i64", "num_tokens", "count"))
@@ -362,5 +400,7 @@ class Builder(Indexing):
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))
             if rotated(layout, plan):
                 args.append(Arg("ROTATED", "constexpr", "rotated", "flag"))
+        known = {arg.name for arg in args}
+        args += [arg for arg in query.args if arg.name not in known] if query else []
         # What changes from call to call comes first.
         return sorted(args, key=lambda arg: {"pointer": 0, "optional": 0, "index": 1}.get(arg.role, 2))

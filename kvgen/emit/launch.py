@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvgen.axes import Digit, product
-from kvgen.emit.args import argument_scales, rotated
+from kvgen.emit.args import argument_scales, rotated, stage_args
 from kvgen.emit.docs import function_doc
 from kvgen.emit.kernel import Kernel
 from kvgen.emit.names import (
@@ -17,8 +17,10 @@ from kvgen.emit.names import (
     num_layers_name,
     tuple_text,
 )
+from kvgen.emit.query import kv_parts
 from kvgen.layout import Buffer, Dim, Layout, Record, Scale, Stream, leaves_of
-from kvgen.plan import Copy, Plan
+from kvgen.lower_fuse import PACKED, packed_width
+from kvgen.plan import Copy, Norm, Plan
 from kvgen.schedule import Schedule
 
 DECODED_DTYPES = "(torch.float32, torch.bfloat16, torch.float16)"
@@ -52,6 +54,15 @@ class ScaleCheck:
     name: str
     shape: str
     dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageCheck:
+    """What a weight, a table or positions must be: the function that says, and what it takes after name and tensor."""
+
+    function: str
+    name: str
+    expected: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,8 @@ class Function:
     separate: str
     streams: tuple[StreamCheck, ...]
     scales: tuple[ScaleCheck, ...]
+    stages: tuple[StageCheck, ...]
+    written: tuple[str, ...]  # dense tensors besides gather's that are written
     outs: tuple[Out, ...]
     count: int
     first_out: str
@@ -128,8 +141,10 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     used = {name for copy in plan.copies for name in plan.tensors_of(copy)}
     held = [buffer for buffer in layout.buffers if plan.kind == "gather" or buffer.name in used]
     streams = tuple(dict.fromkeys(_stream_check(layout, plan, copy) for copy in plan.copies))
+    if plan.staged:
+        streams = fused_streams(layout, plan, streams)
     summary, doc = function_doc(layout, plan)
-    encoded = any(layout.stream(copy.stream).encoding for copy in plan.copies)
+    exact = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
     parameters = tuple(_parameters(layout, plan, held))
     checked = tuple(name for name in parameters if name != "*")
     pointers = [arg.name for arg in kernel.args if arg.role == "pointer"]
@@ -144,6 +159,8 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         separate=", ".join(f'"{b.name}", {b.name}' for b in held),
         streams=streams,
         scales=tuple(scale_check(layout, scale) for scale in argument_scales(layout, plan)),
+        stages=stage_checks(layout, plan),
+        written=(plan.query.destination.tensor,) if plan.query else (),
         outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False)),
         count=len(plan.streams),
         first_out=f"_outs(out, {len(plan.streams)})[0]" if len(plan.streams) > 1 else "out",
@@ -161,8 +178,14 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         bits=" | ".join(pointers),
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"{sched.few_tokens} if num_tokens <= {sched.few} else {sched.tokens}",
-        options=_options(kernel.schedule, encoded),
-        strided=tuple(dict.fromkeys(v.tensor for c in plan.copies for v in (c.source, c.destination))),
+        options=_options(kernel.schedule, exact),
+        strided=tuple(
+            dict.fromkeys(
+                view.tensor
+                for copy in (*plan.copies, *([plan.query] if plan.query else []))
+                for view in (copy.source, copy.destination)
+            )
+        ),
         checked_parameters=checked,
         passed=", ".join(checked),
         limit=f", {num_layers_name(layout)}" if "layer" in checked else "",
@@ -327,9 +350,47 @@ def _stream_check(layout: Layout, plan: Plan, copy: Copy) -> StreamCheck:
     )
 
 
+def fused_streams(layout: Layout, plan: Plan, checks: tuple[StreamCheck, ...]) -> tuple[StreamCheck, ...]:
+    """The same for a fused append: what is packed is one tensor, and there may be a query and its output."""
+    if layout.fuse.packed:
+        kinds = dict.fromkeys(check.dtypes for check in checks)
+        checks = tuple(StreamCheck(PACKED, f"({packed_width(layout)},)", kind, "", "") for kind in kinds)
+    if plan.query is None:
+        return checks
+    query = layout.query
+    shape = tuple_text([extent_name(layout, query.name, axis.name) for axis in query.axes])
+    source, out = plan.query.source.tensor, plan.query.destination.tensor
+    found = () if layout.fuse.packed else (StreamCheck(source, shape, dtypes_name(layout, query), "", ""),)
+    return (*found, *checks, StreamCheck(out, shape, f"({source}.dtype,)", "", ""))
+
+
+def stage_checks(layout: Layout, plan: Plan) -> tuple[StageCheck, ...]:
+    """What the stages of a plan take besides values."""
+    found: dict[str, StageCheck] = {}
+    if rotary := plan.rotary:
+        rows = "3" if rotary.mrope else "1"
+        found["positions"] = StageCheck("_check_positions", "positions", f"num_tokens, {rows}")
+    for copy in plan.staged:
+        kinds = f"(torch.float32, {copy.source.tensor}.dtype)"
+        for stage in copy.stages:
+            if isinstance(stage, Norm):
+                if stage.weight:
+                    name, dim = stage.weight.tensor, extent_name(layout, copy.stream, "dim")
+                    found[name] = StageCheck("_check_weight", name, f"{dim}, {kinds}")
+                continue
+            width = stage.rope.pairs if stage.rope.cos_sin == "split" else stage.rope.rotary_dim
+            for view in (stage.cos, stage.sin):
+                if view is not None:
+                    shape = f'(_size("{stage.cos.tensor}", {stage.cos.tensor}, 2, 0), {width})'
+                    found.setdefault(view.tensor, StageCheck("_check_angles", view.tensor, f"{shape}, {kinds}"))
+    return tuple(found.values())
+
+
 def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
     slots = layout.slots
-    names = list(plan.streams) if plan.kind == "append" else []
+    names = list(dict.fromkeys(copy.source.tensor for copy in plan.copies)) if plan.kind == "append" else []
+    if plan.query:
+        names = [*dict.fromkeys([plan.query.source.tensor, *names]), plan.query.destination.tensor]
     names += [buffer.name for buffer in held]
     names += {
         "slots": ["slot_mapping" if plan.kind == "append" else "slots"],
@@ -337,6 +398,8 @@ def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
         "requests": ["block_table", "seq_lens", "cu_seq_lens"],
     }[plan.placement]
     names += [slots.remap] if slots.remap else []
+    names += ["positions"] if plan.rotary else []
+    names += [arg.value for arg in stage_args(plan.staged)]
     names += [scale.argument for scale in argument_scales(layout, plan)]
     names += ["request_ids=None"] if plan.placement == "positions" else []
     keywords = ["starts=None", "total_tokens=None"] if plan.placement == "requests" else []
@@ -350,19 +413,17 @@ def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
     return [*names, "*", *keywords] if keywords else names
 
 
-def _options(sched: Schedule, encoded: bool) -> str:
+def _options(sched: Schedule, exact: bool) -> str:
+    """``exact``: products and sums are kept apart, and so few tokens are worked on that more warps pay."""
     warps = f"num_warps={sched.num_warps}"
     if sched.few_warps != sched.num_warps:
         warps = f"num_warps={sched.few_warps} if num_tokens <= {sched.some} else {sched.num_warps}"
-    return warps + (", enable_fp_fusion=False" if encoded else "")
+    return warps + (", enable_fp_fusion=False" if exact else "")
 
 
 def _grid(layout: Layout, kernel: Kernel) -> str:
     sched = kernel.schedule
     tile = "tokens" if sched.by_count else str(sched.tokens)
     tokens = "num_tokens" if sched.tokens == 1 else f"triton.cdiv(num_tokens, {tile})"
-    if sched.heads is None:
-        return f"({tokens},)"
-    stream = layout.stream(kernel.plan.copies[0].stream)
-    extent = next(axis.extent for axis in stream.axes if axis.name == "head")
-    return f"({tokens}, {-(-extent // sched.heads)})"
+    parts = kv_parts(layout, kernel.plan, sched) + (kernel.query.parts if kernel.query else 0)
+    return f"({tokens},)" if parts == 1 and sched.heads is None else f"({tokens}, {parts})"

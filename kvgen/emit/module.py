@@ -80,6 +80,9 @@ class Module:
     mla: bool
     casts: bool
     scaled: bool
+    rotates: bool
+    tabled: bool
+    weighted: bool
     uses_codes: bool
     codes: dict[str, bool]
     fp8: tuple[Fp8, ...]
@@ -102,6 +105,7 @@ def build_module(layout: Layout) -> Module:
     pages = build_page_functions(layout)
     addressing = _addressing(layout)
     several = len(layout.buffers) > 1
+    checks = {check.function for function in functions for check in function.stages}
     return Module(
         title=f"{layout.name}: {layout.summary}" if layout.summary else layout.name,
         doc=tuple(module_doc(layout)),
@@ -129,6 +133,9 @@ def build_module(layout: Layout) -> Module:
         mla=layout.mla,
         casts=layout.mla or any(arg.role == "native" for kernel in kernels for arg in kernel.args),
         scaled=any(function.scales for function in functions),
+        rotates="_check_positions" in checks,
+        tabled="_check_angles" in checks,
+        weighted="_check_weight" in checks,
         uses_codes=bool(helpers(layout)),
         codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},
         fp8=fp8_formats(helpers(layout)),
@@ -157,7 +164,7 @@ def _constants(layout: Layout) -> list[tuple[str, str]]:
         found[block_size_name(layout)] = str(layout.block_size)
     if layout.layers and layout.layers.extent is not None:
         found["NUM_LAYERS"] = str(layout.layers.extent)
-    for stream in layout.streams:
+    for stream in (*layout.streams, *([layout.query] if layout.query else [])):
         for axis in stream.axes:
             if axis.extent is not None:
                 found[extent_name(layout, stream.name, axis.name)] = str(axis.extent)

@@ -17,9 +17,10 @@ def one_dim(layout: Layout) -> bool:
 
 
 def extent_name(layout: Layout, stream: str, axis: str) -> str:
-    """``NUM_HEADS``, ``HEAD_DIM``, or ``VALUE_DIM`` where the streams differ."""
+    """``NUM_HEADS``, ``HEAD_DIM``, or ``VALUE_DIM`` where the streams differ; ``NUM_QUERY_HEADS`` of the query."""
     if axis == "head":
-        return f"{layout.prefix.upper()}NUM_HEADS"
+        own = "NUM_QUERY_HEADS" if layout.query and stream == layout.query.name else "NUM_HEADS"
+        return f"{layout.prefix.upper()}{own}"
     return "HEAD_DIM" if one_dim(layout) else f"{stream.upper()}_DIM"
 
 
@@ -59,7 +60,8 @@ def num_layers_name(layout: Layout) -> str:
 
 def extents_of(layout: Layout, stream: str) -> dict[str, int | None]:
     """Axis to extent, for naming and printing digits."""
-    sizes: dict[str, int | None] = {axis.name: axis.extent for axis in layout.leaf(stream).axes}
+    own = next((leaf.axes for leaf in layout.leaves if leaf.name == stream), None) or layout.stream(stream).axes
+    sizes: dict[str, int | None] = {axis.name: axis.extent for axis in own}
     sizes |= {"slot": layout.block_size, "block": None, SLOT_NUMBER: None, "token": None, "kv": 2}
     if layout.layers:
         sizes["layer"] = layout.layers.extent
@@ -69,3 +71,11 @@ def extents_of(layout: Layout, stream: str) -> dict[str, int | None]:
 def tuple_text(items: Sequence[str]) -> str:
     """A tuple display of expressions."""
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def dense(layout: Layout, name: str) -> str:
+    """The shape of a dense tensor, as docstrings print it."""
+    stream = layout.stream(name)
+    shape = ", ".join(extent_text(layout, name, axis) for axis in stream.axes)
+    kind = f" {stream.dtypes[0]}" if layout.of_leaves and len(stream.dtypes) == 1 else ""
+    return f"[T, {shape}]{kind}"

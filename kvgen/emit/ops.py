@@ -64,9 +64,10 @@ def build_ops(layout: Layout, functions: tuple[Function, ...], mapping: tuple[st
 
 
 def _schema(layout: Layout, function: Function) -> str:
-    """Buffers that a function writes are marked as such, each by a letter of its own."""
+    """Buffers that a function writes, and outputs that it is given, are marked as such, each by a letter of its own."""
     outs = function.outs if function.uses["gather"] else ()
     buffers = set() if outs else {buffer.name for buffer in layout.buffers if _written(layout, buffer)}
+    buffers |= set(function.written)
     arguments = []
     for parameter in function.parameters:
         if parameter in ABSENT:

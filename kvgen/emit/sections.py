@@ -96,6 +96,91 @@ class ZeroContext:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledContext:
+    """A value that a norm scales: its name, and what multiplies it besides, loaded from ``weight_at``."""
+
+    name: str
+    weight: str = ""
+    weight_at: str = ""
+    weighted: bool = False
+    plus_one: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NormContext:
+    """A norm. ``total`` sums the squares of ``wide``, the values in the type of the sum, over a row."""
+
+    comment: str
+    value: str
+    inverse: str
+    widened: bool
+    wide: str
+    total: str
+    share: str  # one over the values of a row
+    eps: str
+    scaled: tuple[ScaledContext, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FactorContext:
+    """What a frequency is multiplied by where the number of its pair has the bit."""
+
+    bit: int
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class RopeContext:
+    """A rotation: what is worked out of the index of a value, and where its cosine and sine come from.
+
+    ``pair_at`` and ``first_at`` are the pair's number and whether a value is its first one, as the tile has them.
+    """
+
+    comment: str
+    value: str
+    partner: str
+    names: dict[str, str]  # of the section's own variables
+    pair: str
+    first: str
+    other: str
+    pair_at: str
+    first_at: str
+    several: bool  # whether pairs take one of three positions
+    height: str
+    width: str
+    positions: tuple[str, ...]
+    computed: bool
+    factors: tuple[FactorContext, ...]
+    position_at: str
+    frequency_at: str
+    cos_at: str
+    sin_at: str
+    partial: bool
+    rotated: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageContext:
+    """A norm or a rotation, and the values that are rounded to the type of the source after it."""
+
+    norms: tuple[NormContext, ...]
+    ropes: tuple[RopeContext, ...]
+    rounded: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StagesContext:
+    """The stages of a section; ``partner_at`` is where the other value of each pair is loaded from."""
+
+    value: str
+    value_type: str
+    turned: bool
+    partner: str
+    partner_at: str
+    stages: tuple[StageContext, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CopyContext:
     """One stream's section of a kernel."""
 
@@ -122,6 +207,9 @@ class CopyContext:
     zero: ZeroContext | None
     packed: bool
     pack: PackContext | None
+    staged: bool
+    stages: StagesContext | None
+    rounds: bool  # whether what stages leave is stored as it comes, rounded to its type
 
 
 @dataclass(frozen=True, slots=True)

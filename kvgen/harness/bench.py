@@ -220,12 +220,14 @@ class Bench:
         reference.append(self.layout, wanted, held, slots, remap=table, scales=self.scales, **options)
         self.check(pool, slots, streams, table, options.get("layer"))
 
-    def check(self, pool: Pool, slots: Tensor | None = None, streams=(), remap=None, layer=None) -> None:
-        """Compare the whole pool; without slots nothing may have been written."""
+    def check(
+        self, pool: Pool, slots: Tensor | None = None, streams=(), remap=None, layer=None, staged: bool = False
+    ) -> None:
+        """Compare the whole pool; without slots nothing may have been written. ``staged``: by a fused append."""
         numbers = set()
         if slots is not None:
             numbers = set(reference.resolve_slots(self.layout, slots, self.sizes.slots, remap)[1].tolist())
-        compare_pool(self.layout, pool, Written(streams, numbers, layer))
+        compare_pool(self.layout, pool, Written(streams, numbers, layer, staged=staged))
         pool.written |= slots is not None
         if not pool.written:
             self.pools.keep(pool)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvgen import reference
 from kvgen.harness.pools import Pool
-from kvgen.layout import Layout
+from kvgen.layout import Layout, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,16 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a call may change: these streams of these slot numbers, in this layer; with ``pages`` all of them in all."""
+    """What a call may change: these streams of these slot numbers, in this layer; with ``pages`` all of them in all.
+
+    ``staged``: by a fused append.
+    """
 
     streams: Collection[str]
     slots: Collection[int]
     layer: int | None = None
     pages: bool = False
+    staged: bool = False
 
 
 def compare_pool(layout: Layout, pool: Pool, written: Written) -> None:
@@ -80,21 +84,28 @@ def adopt_nans(actual: Tensor, expected: Tensor) -> None:
 
 
 def _adopt_cast_nans(layout: Layout, pool: Pool, written: Written) -> None:
-    """NaNs that a cast to 16 or 32 bits has written; those of 8-bit codes are compared bit for bit."""
+    """NaNs that a cast to 16 or 32 bits has written, or a stage; those of 8-bit codes are compared bit for bit."""
     numbers = torch.tensor(sorted(written.slots), dtype=torch.int64)
-    casts = [s for s in layout.streams if s.name in written.streams and s.encoding and s.encoding.mode == "cast"]
+    casts = [s for s in layout.streams if s.name in written.streams and _is_rounded(layout, s, written)]
     if not casts or not len(numbers):
         return
-    sides = [reference.leaf_views(layout, tensors) for tensors in (pool.actual, pool.expected)]
+    sides = [reference.leaf_places(layout, tensors) for tensors in (pool.actual, pool.expected)]
     for stream in casts:
-        views = [side[stream.name].select("layer", written.layer or 0) for side in sides]
-        if views[0].tensor.shape[-1] == 1:
-            continue
-        index = views[0].at(numbers.to(views[0].tensor.device), pool.sizes.block_size)
-        kind = getattr(torch, stream.encoding.code)
-        actual, expected = (view.tensor[index].contiguous().view(kind) for view in views)
-        adopt_nans(actual, expected)
-        views[1].tensor[index] = expected.view(torch.uint8)
+        for places in zip(*(side[stream.name] for side in sides), strict=True):
+            views = [place.select("layer", written.layer or 0) for place in places]
+            if views[0].tensor.shape[-1] == 1:
+                continue
+            index = views[0].at(numbers.to(views[0].tensor.device), pool.sizes.block_size)
+            kind = getattr(torch, stream.encoding.code) if stream.encoding else pool.dtypes[stream.name]
+            actual, expected = (view.tensor[index].contiguous().view(kind) for view in views)
+            adopt_nans(actual, expected)
+            views[1].tensor[index] = expected.view(torch.uint8)
+
+
+def _is_rounded(layout: Layout, stream: Stream, written: Written) -> bool:
+    if stream.encoding is None:
+        return written.staged and bool(layout.fuse.of(stream.name))
+    return stream.encoding.mode == "cast"
 
 
 def describe(layout: Layout, pool: Pool, buffer: str, at: int, written: Written) -> Difference:

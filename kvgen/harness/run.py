@@ -13,6 +13,7 @@ from kvgen.harness.cases_append import append_cases
 from kvgen.harness.cases_codes import code_cases
 from kvgen.harness.cases_concat import concat_cases
 from kvgen.harness.cases_encoded import encoded_cases
+from kvgen.harness.cases_fused import fused_cases
 from kvgen.harness.cases_gather import gather_cases
 from kvgen.harness.cases_graph import graph_cases
 from kvgen.harness.cases_pages import page_cases
@@ -38,6 +39,7 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
         *encoded_cases(layout),
         *concat_cases(layout),
         *code_cases(layout),
+        *fused_cases(layout, device, variants),
         *slot_cases(layout),
         *page_cases(layout, device),
         *refusal_cases(layout, device),

@@ -117,7 +117,18 @@ def test_every_code_in_use_is_in_the_catalogue():
     root = Path(__file__).parents[2] / "kvgen"
     files = [
         root / f"{name}.py"
-        for name in ("source", "spec", "values", "orders", "encodings", "packing", "places", "resolve")
+        for name in (
+            "source",
+            "spec",
+            "values",
+            "orders",
+            "encodings",
+            "packing",
+            "places",
+            "resolve",
+            "fuse",
+            "fuse_spec",
+        )
     ]
     used = {code for path in files for code in re.findall(r'"(KV\d+)"', path.read_text(encoding="utf-8"))}
     assert used == set(LAYOUT_CODES)

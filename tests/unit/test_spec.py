@@ -13,7 +13,7 @@ from kvgen.packing import BITS
 from kvgen.quant import MODES
 from kvgen.resolve import load_text
 from kvgen.source import parse
-from kvgen.spec import RESERVED, PadSpec, PlaceSpec, QuantSpec, ScaleSpec, Spec, StreamSpec, read_spec, schema
+from kvgen.spec import PadSpec, PlaceSpec, Spec, StreamSpec, read_spec, schema
 from kvgen.values import CASTS, ITEMSIZE, SCALE_DTYPES, STORED_ITEMSIZE, ZERO_DTYPES
 
 ROOT = Path(__file__).parents[2]
@@ -64,23 +64,6 @@ def test_a_stream_of_which_nothing_is_said(spelling: str):
 def test_spellings_of_fields(spelling: str, place: PlaceSpec | PadSpec):
     text = BASE + "buffers:\n  pool: {order: block, fields: [" + spelling + "]}\n"
     assert spec(text).buffers["pool"].fields == [place]
-
-
-INSIDE = {
-    Spec: BASE + TAIL + "KEY: all\n",
-    PlaceSpec: BASE + TAIL.replace("}}", ", KEY: [layer]}}"),
-    StreamSpec: BASE + "streams: {key: {KEY: hadamard}, value: }\n" + TAIL,
-    QuantSpec: BASE + "streams: {key: {quant: {mode: int8, KEY: 1}}, value: }\n" + TAIL,
-    ScaleSpec: BASE + "streams: {key: {quant: {mode: int8, scale: {per: [], KEY: 1}}}, value: }\n" + TAIL,
-}
-
-
-@pytest.mark.parametrize("key", sorted(RESERVED))
-@pytest.mark.parametrize("model", INSIDE)
-def test_keys_of_later_capabilities_are_told_apart_from_typing_errors(key: str, model: type):
-    if key in model.model_fields:
-        return
-    assert codes(INSIDE[model].replace("KEY", key)) == ["KV204" if model in RESERVED[key] else "KV201"]
 
 
 def test_an_encoding_is_as_it_is_written():

@@ -1,0 +1,117 @@
+"""The query of a fused append: a device function of its own, which some of a kernel's programs call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kvgen.emit.args import Arg, position_args, stage_args
+from kvgen.emit.index import subscript
+from kvgen.emit.sections import Masks, StagesContext
+from kvgen.emit.stages import Staging
+from kvgen.layout import Layout
+from kvgen.plan import Plan
+from kvgen.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class QueryContext:
+    """The function that works on some query heads of a program's tokens.
+
+    ``args`` are arguments of the kernel; ``taken`` are the function's parameters and ``given`` what the kernel passes.
+    Programs from ``first`` on call it.
+    """
+
+    name: str
+    stream: str
+    summary: str
+    args: tuple[Arg, ...]
+    taken: tuple[str, ...]
+    given: str
+    first: int
+    parts: int
+    constants: tuple[tuple[str, str], ...]
+    definitions: tuple[tuple[str, str], ...]
+    source: str
+    destination: str
+    value_type: str
+    mask_definition: str
+    masks: Masks
+    stages: StagesContext
+
+    @property
+    def sections(self) -> tuple[QueryContext, ...]:
+        """What templates of a section go over."""
+        return (self,)
+
+
+def build_query(
+    layout: Layout, plan: Plan, sched: Schedule, stride_unit: int, positions: tuple[str, ...]
+) -> QueryContext:
+    """The context of the function for the query of ``plan``; ``positions`` are what a kernel calls a token's
+    positions.
+    """
+    own = replace(plan, copies=(plan.query,), fills=(), query=None)
+    own_sched = replace(sched, heads=sched.query_heads, tiles=(sched.query_tile,))
+    return _Builder(layout, own, own_sched, stride_unit).build(plan, sched, positions)
+
+
+class _Builder(Staging):
+    def __init__(self, layout: Layout, plan: Plan, sched: Schedule, stride_unit: int) -> None:
+        super().__init__(layout, plan, sched)
+        self.stride_unit, self.part = stride_unit, "part"
+
+    def build(self, plan: Plan, sched: Schedule, positions: tuple[str, ...]) -> QueryContext:
+        (copy,), (tile,) = self.plan.copies, self.sched.tiles
+        variables, bounds = self._variables(copy.stream, tile)
+        rank = len(tile.order)
+        guards = [f"known{subscript(variables['token'].position, rank)}"] if self.tiled else []
+        named, masks = self._masks(copy.stream, guards, guards, bounds)
+        kind = f"{copy.source.tensor}_ptr.dtype.element_ty"
+        source = self._side(copy.source, copy.stream, variables, rank, kind).elements
+        destination = self._side(copy.destination, copy.stream, variables, rank, kind).elements
+        stages = self._stages(copy, tile, variables, guards)
+        first = kv_parts(layout=self.layout, plan=plan, sched=sched)
+        args = self._args()
+        bounded = any(arg.name == "num_positions" for arg in position_args(plan))
+        values = ["token", *positions, *(["known"] if self.tiled else []), "part"]
+        live = ["known" if bounded else "in_range"] if self.tiled else []
+        given = ["token", *positions, *live, f"tl.program_id(1) - {first}"]
+        if self.tiled:
+            args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
+        heads = self.layout.stream(copy.stream).axes[0].extent
+        return QueryContext(
+            name=f"_{plan.name}_query",
+            stream=copy.stream,
+            summary=f"Stages of {self.sched.heads} query heads.",
+            args=tuple(arg for arg in args if arg.role != "tokens"),
+            taken=(*values, *(arg.declaration for arg in args)),
+            given=", ".join([*given, *(arg.name for arg in args)]),
+            first=first,
+            parts=-(-heads // self.sched.heads),
+            constants=tuple(self.constants.items()),
+            definitions=tuple(self.definitions.items()),
+            source=source,
+            destination=destination,
+            value_type=kind,
+            mask_definition=named,
+            masks=masks,
+            stages=stages,
+        )
+
+    def _args(self) -> list[Arg]:
+        (copy,) = self.plan.copies
+        dtype = "bf16"
+        tensors = dict.fromkeys((copy.source.tensor, copy.destination.tensor))
+        args = [Arg(f"{name}_ptr", f"*{dtype}", name, "pointer") for name in tensors]
+        args += [*stage_args(self.plan.copies), *self.strides.values()]
+        if self.stride_unit > 1:
+            args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit"))
+        return args
+
+
+def kv_parts(layout: Layout, plan: Plan, sched: Schedule) -> int:
+    """How many programs divide the KV heads of their tokens."""
+    if sched.heads is None:
+        return 1
+    extent = next(a.extent for a in layout.stream(plan.copies[0].stream).axes if a.name == "head")
+    return -(-extent // sched.heads)
