@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvgen.layout import Layout
 from kvgen.plan import Copy, Plan
-from kvgen.schedule import DYNAMIC_SIDE, SECTOR, Tile, lane, padded_side
+from kvgen.schedule import DYNAMIC_SIDE, SECTOR, VECTOR, Tile, lane, padded_side
 from kvgen.transfer import Transfer
 
 TILE_BYTES = 8192  # of one stream in a tile: two 16-byte accesses for each thread of 8 warps
@@ -47,11 +47,12 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     heads = _heads(transfer, plan, budget // least)
     widest = max(_row(transfer, copy, heads) for copy in plan.copies)
     tokens = _tokens(transfer, budget // widest, least)
-    capped = _tokens(transfer, (budget if encoded else CAPPED_BYTES) // widest, least)
+    most = budget if encoded else max(budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
+    capped = _tokens(transfer, most // widest, least)
     tiles = tuple(_tile(transfer, copy, groups.get(copy.stream), heads) for copy in plan.copies)
     per_warp = 512 if encoded else 1024
-    warps, most = (max(1, min(16, padded_side(math.ceil(n * widest / per_warp)))) for n in (tokens, capped))
-    return TransferSchedule(tokens, min(warps, 8), capped, most, heads, tiles, groups)
+    warps, capped_warps = (max(1, min(16, padded_side(math.ceil(n * widest / per_warp)))) for n in (tokens, capped))
+    return TransferSchedule(tokens, min(warps, 8), capped, capped_warps, heads, tiles, groups)
 
 
 def _heads(transfer: Transfer, plan: Plan, budget: int) -> int | None:
@@ -77,6 +78,11 @@ def _row(transfer: Transfer, copy: Copy, heads: int | None) -> int:
     extents = [heads or most_heads(transfer) if axis.name == "head" else axis.extent for axis in stream.axes]
     sides = [padded_side(extent) or DYNAMIC_SIDE for extent in extents]
     return math.prod(sides) * (stream.itemsize if copy.leaf == copy.stream else 1)
+
+
+def _narrowest(transfer: Transfer) -> int:
+    """Bytes of the accesses that the rows of every stream allow, 16 at most: narrow ones take more registers."""
+    return min(math.gcd(VECTOR, (s.axes[-1].extent or VECTOR) * s.itemsize) for s in transfer.source.streams)
 
 
 def _least(copy: Copy) -> int:

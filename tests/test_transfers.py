@@ -14,6 +14,8 @@ from kvgen.canonical import canonical
 from kvgen.documents import load_text
 from kvgen.emit import render_layout
 from kvgen.harness.pools import Sizes, tensor_shape
+from kvgen.lower_transfer import lower_transfer
+from kvgen.schedule_transfer import schedule_transfer
 from kvgen.transfer import Transfer
 from tests import pairs
 from tests.generated import ROOT, TRANSFERS, module_of, transfer
@@ -259,3 +261,13 @@ def test_a_planted_fault_is_noticed(fault: str) -> None:
     module = runtime.import_module("faulty", text.replace(old, new))
     report = harness.run(what, module, only=[f"transfer/{case}" for case in cases])
     assert any(result.difference for result in report.failures), fault
+
+
+def test_a_capped_grid_takes_larger_tiles_where_accesses_are_wide() -> None:
+    sizes = {}
+    for dim in (128, 46):
+        sides = [f"{{layout: {name}, axes: {{head: 8, dim: {dim}}}}}" for name in ("paged_nhd", "paged_hnd")]
+        what = made(*sides)
+        chosen = schedule_transfer(what, lower_transfer(what)[0])
+        sizes[dim] = (chosen.tokens, chosen.capped_tokens)
+    assert sizes == {128: (4, 16), 46: (8, 8)}
