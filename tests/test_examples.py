@@ -11,10 +11,10 @@ import pytest
 from tests.generated import ROOT
 
 
-def run(name: str, *arguments: str) -> str:
+def run(name: str, *arguments: str, status: int = 0) -> str:
     command = [sys.executable, str(ROOT / "examples" / name), "--device", "cpu", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.returncode == status, result.stdout + result.stderr
     return result.stdout
 
 
@@ -24,3 +24,16 @@ def test_a_decoder_keeps_its_cache_in_generated_pages() -> None:
     assert "bf16 pages: logits differ in 0 of 12 steps" in out
     assert "two slots swapped: they differ in 6\n" in out
     assert "fp8 pages: they differ by at most 0.0" in out
+
+
+def test_a_pool_comes_back_in_another_layout() -> None:
+    out = run("offload.py")
+    assert "37 tokens of 3 layers lie in host memory" in out
+    assert "back in HND pages: every key and value is as it was" in out
+
+
+def test_a_token_from_the_wrong_slot_is_told() -> None:
+    out = run("offload.py", "--wrong-slot", status=1)
+    assert [line for line in out.splitlines() if "FAILED" in line] == [
+        f"FAILED: layer {layer}, {name} of token 0 differs" for layer in range(3) for name in ("key", "value")
+    ]
