@@ -57,8 +57,11 @@ def test_shipped_transfer(name: str) -> None:
 SAMPLE = pairs.compatible()[int(os.environ.get("KVGEN_PAIRS", "0")) :: 130]
 """KVGEN_PAIRS=N starts the sample at the N-th pair; ``python -m tests.pairs`` runs them all."""
 
+NARROW = [("nhd_bf16k_turbo2v", "nhd_int4"), ("packed_nvfp4", "nhd_nvfp4")]
+"""Codes of other widths on each side, and of one width."""
 
-@pytest.mark.parametrize("pair", SAMPLE, ids=[f"{a}-{b}" for a, b in SAMPLE])
+
+@pytest.mark.parametrize("pair", [*SAMPLE, *NARROW], ids="-".join)
 def test_pairs_of_shipped_layouts(pair: tuple[str, str]) -> None:
     report = pairs.report(*pair)
     assert report is None or report.ok, str(report)

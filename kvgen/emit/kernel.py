@@ -261,7 +261,7 @@ class Builder(Staging):
         rank = sum(name not in ("group", "dim") for name in tile.order) + 1
         per, extent = view.pack.size, layout.stream(copy.stream).axes[-1].extent
         side = math.prod(s for name, s in zip(tile.order, tile.sides, strict=True) if name in ("group", "dim")) // per
-        name = index_name(layout, copy.stream, "dim") + ("_byte" if view.itemsize == 1 else "_word")
+        name = layout.prefix + index_name(layout, copy.stream, "dim") + ("_byte" if view.itemsize == 1 else "_word")
         self.definitions[name] = f"tl.arange(0, {side})" + (".to(tl.int64)" if "dim" in self.wide else "")
         bounds = (
             [f"(head < {bound}){subscript(tile.order.index('head'), rank)}"]
