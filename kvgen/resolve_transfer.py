@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from kvgen import resources
@@ -226,7 +227,7 @@ def find_layout(name: str, beside: Path) -> Path | None:
     if Path(name).name != name:
         return None
     candidates = (folder / f"{name}{suffix}" for folder in folders(beside) for suffix in (".yaml", ".yml"))
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)  # unlike Path.is_file, for any name
 
 
 def layout_names(beside: Path) -> list[str]:

@@ -55,3 +55,9 @@ def test_the_same_seed_draws_the_same_texts() -> None:
     drawn = [first.text() for _ in range(20)]
     assert drawn == [second.text() for _ in range(20)]
     assert drawn != [other.text() for _ in range(20)]
+
+
+@pytest.mark.parametrize("name", ["layer_" * 200, '"a\\0b"', "..", "/"], ids=["long", "nul", "up", "root"])
+def test_names_that_no_file_can_have(name: str, tmp_path) -> None:
+    text = f"name: moved\ntransfer:\n  from: {name}\n  to: paged_nhd\n"
+    assert fuzz.run(tmp_path, text.encode()) == "refused"
