@@ -50,7 +50,6 @@ class KernelSide:
     prefix: str
     block_size: str
     num_blocks: str
-    heads: str
     layer: bool
     block: bool
     slot: bool
@@ -309,7 +308,6 @@ class _Builder:
             prefix=layout.prefix,
             block_size=block_size_name(layout),
             num_blocks=num_blocks_name(layout),
-            heads=f"{layout.prefix}heads",
             layer="layer" in half.axes and self.transfer.layers == "one",
             block="block" in half.axes or (by_blocks and number),
             slot=slots or (by_blocks and number),

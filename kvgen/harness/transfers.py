@@ -155,7 +155,7 @@ class TransferBench:
         shapes = [(s, side.sizes.stream_shape(side.layout, s.name)) for s in side.layout.streams]
         return next((shape[0] for s, shape in shapes if s.axes[0].name == "head"), 1)
 
-    def dtype_args(self, variant: int = 0) -> dict[str, torch.dtype]:
+    def dtype_args(self) -> dict[str, torch.dtype]:
         """The type of plain values in bytes, where the module asks for one."""
         kinds = [
             pool.dtypes[stream.name]
@@ -355,12 +355,7 @@ def _blocks(bench: TransferBench, tokens: int, geometry: str = "compact", **opti
     src, dst, held = bench.blocks(tokens)
     sizes = [side.sizes.block_size for side in bench.sides]
     whole = len(src) * sizes[0] == len(dst) * sizes[1]
-    bench.move_blocks(src, dst, None if whole else _whole(bench, held), **options)
-
-
-def _whole(bench: TransferBench, tokens: int) -> int:
-    """No more tokens than share nothing with those that stay."""
-    return tokens
+    bench.move_blocks(src, dst, None if whole else held, **options)
 
 
 def _skipped_blocks(bench: TransferBench) -> None:
