@@ -21,7 +21,7 @@ def list_layouts(paths: PathsArgument = None) -> None:
     from kvgen import sizes
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("name", "block size", "streams", "fused", "buffers", "bytes a token, layer", "summary"):
+    for column in ("name", "block size", "streams, fused*", "buffers", "bytes a token, layer", "summary"):
         table.add_column(column, justify="right" if column.startswith(("block", "bytes")) else "left", overflow="fold")
     found = find_layouts(paths) if paths else list(shipped_layouts().values())
     documents = [document for _, document in load_all(found)]
@@ -32,8 +32,7 @@ def list_layouts(paths: PathsArgument = None) -> None:
         table.add_row(
             layout.name,
             str(layout.block_size or "dynamic"),
-            " ".join(stream.name for stream in layout.streams),
-            " ".join(name for name, _ in layout.fuse.steps) if layout.fuse else "",
+            " ".join(s.name + "*" * bool(layout.fuse and layout.fuse.of(s.name)) for s in layout.streams),
             " ".join(buffer.name for buffer in layout.buffers),
             str(sizes.token_bytes(layout)),
             layout.summary,
