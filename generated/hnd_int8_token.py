@@ -2145,8 +2145,10 @@ def _over(x, scale):
 def _int8_codes_even(x, low: tl.constexpr, high: tl.constexpr):
     """To the nearest integer, ties to even, within low and high; NaN is 0."""
     x = tl.minimum(tl.maximum(tl.where(x != x, 0.0, x), low), high)
-    # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer.
-    return (x + 12582912.0).to(tl.uint32, bitcast=True).to(tl.uint8)
+    # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer. Bounded once more, or ptxas may take a
+    # float for its lowest byte.
+    code = tl.minimum((x + 12582912.0).to(tl.uint32, bitcast=True), 0x4B40007F)
+    return code.to(tl.uint8)
 
 
 @triton.jit

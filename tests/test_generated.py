@@ -200,3 +200,17 @@ def test_a_module_says_what_its_layout_is() -> None:
     plain = describe(load(ROOT / "layouts" / "contiguous_nhd.yaml"))
     assert plain["contiguous"]
     assert plain["streams"]["key"]["encoding"] is None
+
+
+def test_pieces_of_what_is_computed_are_pieces_of_integers() -> None:
+    """ptxas 12.8 stores the lowest piece of a float as its value, unless an operation on integers comes between."""
+    axes = "axes: {head: 2, dim: 46}\nblock_size: 6\n"
+    buffers = "buffers: {cache: {order: block slot head, fields: [{pad: 1}, %s]}}"
+    scaled = "streams: {key: {quant: {mode: int8, scale: {per: token head, source: dynamic}}}}\n"
+    text = render_layout(load_text(f"name: odd_scales\n{axes}{scaled}{buffers % 'key, key.scale'}"))
+    stores = re.findall(r"bits = scale\.to\(tl\.uint32, bitcast=True\)\n( +bits = .*)?", text)
+    assert stores
+    assert all("tl.minimum(bits, 0xFFFFFFFE)" in line for line in stores)
+    moved = render_layout(load_text(f"name: odd_rows\n{axes}streams: {{key: {{}}}}\n{buffers % 'key'}"))
+    assert "bits = key.to(tl.uint16, bitcast=True)" in moved
+    assert "tl.minimum(bits" not in moved  # a NaN may have all bits set, and keeps them

@@ -217,6 +217,7 @@ class Builder(Staging):
         value_type = f"{dense.tensor}_ptr.dtype.element_ty"
         named, masks = self._masks(copy.stream, guarded, [f"written{token}"] if gather else guarded, bounds)
         side = self._side(cache, copy.stream, variables, rank, code_type(encoding) if encoding else value_type)
+        side = replace(side, made=encoding is not None or bool(copy.stages))
         if tile.runs:
             position = variables["token"].position
             run = variables | {
@@ -334,7 +335,8 @@ class Builder(Staging):
         token = "token" in kept
         guarded = [f"valid{subscript(variables['token'].position, rank)}"] if token and self.tiled else []
         _, masks = self._masks(f"{copy.stream}_{what}", guarded, guarded, bounds, named=False)
-        return self._side(view, copy.stream, seen, rank, value_type, scale), masks, kept
+        side = self._side(view, copy.stream, seen, rank, value_type, scale)
+        return replace(side, made=True), masks, kept
 
     def _bound(self, stream: str, axis: str) -> str | None:
         return self.bounds.get((stream, axis))

@@ -21,6 +21,7 @@ class Side:
 
     Where the tensor holds bytes the pointer is cast to ``value_type``, or values are reached in ``pieces`` of
     ``piece_type`` that make up ``bits_type``. ``run`` is the pointer where the tokens are a run of slots in one block.
+    ``made``: what is written was computed, not moved; no such value has all of its bits set, ``most_bits`` at the most.
     """
 
     elements: str
@@ -31,6 +32,8 @@ class Side:
     pieces: tuple[Piece, ...] = ()
     piece_type: str = ""
     bits_type: str = ""
+    most_bits: str = ""
+    made: bool = False
     runs: bool = False
     run: str = ""
     whole: str = "whole"  # the variable that says whether they are

@@ -150,7 +150,7 @@ class Half(Builder):
         _, bounds = self._variables(copy.stream, tile)
         masks = self._guarded(f"{copy.stream}_{what}", variables, tile, bounds)
         side = self._side(view, copy.stream, variables, len(tile.order), value_type, scale, grouped=False)
-        return side, masks, list(tile.order)
+        return replace(side, made=True), masks, list(tile.order)
 
     def run(self, side: Side, copy: Copy, view: View, tile: Tile) -> Side:
         """The side with the addresses of a run of slots, where these lie side by side."""
@@ -351,7 +351,9 @@ class _Builder:
             comment=route,
             read=self._typed(self.source, copy, copy.source, decoded, tile),
             read_masks=_hinted(decoded.cache_masks),
-            write=self._typed(self.destination, copy, copy.destination, encoded, tile),
+            write=replace(
+                self._typed(self.destination, copy, copy.destination, encoded, tile), made=not encoded.packed
+            ),
             write_masks=_hinted(encoded.cache_masks),
             raw=False,
             mask_definition=encoded.mask_definition if f"{copy.stream}_mask" in encoded.cache_masks.store else "",

@@ -192,7 +192,7 @@ def _unequal_blocks(bench: Bench) -> None:
 def _shared_memory(bench: Bench) -> None:
     """One tensor for two buffers, where two are alike; so many tokens that no call was accepted with as many before."""
     pool = bench.pool()
-    slots = [*bench.slots(TOKENS), *[-1] * 24]
+    slots = [*bench.slots(TOKENS), *[-1] * 499]
     args = bench.append_args(pool, bench.sources(len(slots), pool), bench.tensor(slots))
     names = list(pool.actual)
     for first, second in pairwise(names):
