@@ -81,6 +81,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
     if any(_worked_on_together(layout.stream(name)) for name in plan.streams):
         per_warp = 256
+    elif any(_by_channel(layout.stream(name)) for name in plan.streams):
+        per_warp = min(per_warp, 512)
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
@@ -112,6 +114,11 @@ def _worked_on_together(stream: Stream) -> bool:
     """Whether all values of a row or a group are at hand at a time: that takes registers."""
     mode = MODES.get(stream.encoding.mode) if stream.encoding else None
     return stream.encoding is not None and (stream.encoding.rotation is not None or (mode is not None and mode.by_norm))
+
+
+def _by_channel(stream: Stream) -> bool:
+    """Whether each value has a scale of its own, which takes as many registers again."""
+    return stream.scale is not None and any(axis.name == "dim" and axis.step == 1 for axis in stream.scale.axes)
 
 
 def _values_per_warp(slot_minor: bool, encoded: bool, by_slots: bool) -> int:
