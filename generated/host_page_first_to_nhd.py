@@ -31,8 +31,8 @@ __all__ = ["TRANSFER", "PointerTable", "pointer_table", "transfer", "transfer_bl
 
 SRC_BLOCK_SIZE = 16
 SRC_NUM_HEADS = 8
-KEY_DIM = 128
-VALUE_DIM = 128
+KEY_HEAD_DIM = 128
+VALUE_HEAD_DIM = 128
 DST_BLOCK_SIZE = 16
 DST_NUM_HEADS = 8
 PROGRAMS = 32
@@ -87,7 +87,7 @@ def transfer(
     _check_buffer(
         "src_kv_buffer",
         src_kv_buffer,
-        (2, src_num_blocks * SRC_BLOCK_SIZE, src_num_layers, SRC_NUM_HEADS, KEY_DIM),
+        (2, src_num_blocks * SRC_BLOCK_SIZE, src_num_layers, SRC_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -101,7 +101,7 @@ def transfer(
     _check_buffer(
         "dst_key_cache",
         dst_key_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -110,7 +110,7 @@ def transfer(
     _check_buffer(
         "dst_value_cache",
         dst_value_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -202,7 +202,7 @@ def transfer_blocks(
     _check_buffer(
         "src_kv_buffer",
         src_kv_buffer,
-        (2, src_num_blocks * SRC_BLOCK_SIZE, src_num_layers, SRC_NUM_HEADS, KEY_DIM),
+        (2, src_num_blocks * SRC_BLOCK_SIZE, src_num_layers, SRC_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -216,7 +216,7 @@ def transfer_blocks(
     _check_buffer(
         "dst_key_cache",
         dst_key_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -225,7 +225,7 @@ def transfer_blocks(
     _check_buffer(
         "dst_value_cache",
         dst_value_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -305,15 +305,15 @@ def _transfer_kernel(
     ALIGNED: tl.constexpr,
 ):
     """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
-    KEY_DIM: tl.constexpr = 128
-    VALUE_DIM: tl.constexpr = 128
+    KEY_HEAD_DIM: tl.constexpr = 128
+    VALUE_HEAD_DIM: tl.constexpr = 128
     DST_BLOCK_SIZE: tl.constexpr = 16
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
-    key_dim = tl.arange(0, KEY_DIM)
-    value_dim = tl.arange(0, VALUE_DIM)
+    key_dim = tl.arange(0, KEY_HEAD_DIM)
+    value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
     num_items = (num_tokens + TOKENS - 1) // TOKENS
@@ -423,15 +423,15 @@ def _transfer_blocks_kernel(
 ):
     """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
     SRC_BLOCK_SIZE: tl.constexpr = 16
-    KEY_DIM: tl.constexpr = 128
-    VALUE_DIM: tl.constexpr = 128
+    KEY_HEAD_DIM: tl.constexpr = 128
+    VALUE_HEAD_DIM: tl.constexpr = 128
     DST_BLOCK_SIZE: tl.constexpr = 16
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
-    key_dim = tl.arange(0, KEY_DIM)
-    value_dim = tl.arange(0, VALUE_DIM)
+    key_dim = tl.arange(0, KEY_HEAD_DIM)
+    value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
     num_items = (num_tokens + TOKENS - 1) // TOKENS

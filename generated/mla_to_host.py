@@ -29,8 +29,8 @@ import triton.language as tl
 __all__ = ["TRANSFER", "PointerTable", "pointer_table", "transfer", "transfer_blocks"]
 
 SRC_BLOCK_SIZE = 64
-LATENT_DIM = 512
-ROPE_DIM = 64
+LATENT_HEAD_DIM = 512
+ROPE_HEAD_DIM = 64
 DST_BLOCK_SIZE = 64
 PROGRAMS = 32
 
@@ -206,11 +206,11 @@ def _transfer_kernel(
 ):
     """One program moves latent and rope of tiles of TOKENS tokens, all heads, and strides over the rest."""
     SRC_BLOCK_SIZE: tl.constexpr = 64
-    LATENT_DIM: tl.constexpr = 512
-    ROPE_DIM: tl.constexpr = 64
+    LATENT_HEAD_DIM: tl.constexpr = 512
+    ROPE_HEAD_DIM: tl.constexpr = 64
 
-    latent_dim = tl.arange(0, LATENT_DIM)
-    rope_dim = tl.arange(0, ROPE_DIM)
+    latent_dim = tl.arange(0, LATENT_HEAD_DIM)
+    rope_dim = tl.arange(0, ROPE_HEAD_DIM)
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     num_items = num_items * num_layers
     item = tl.program_id(0).to(tl.int64)
@@ -301,12 +301,12 @@ def _transfer_blocks_kernel(
 ):
     """One program moves latent and rope of tiles of TOKENS tokens, all heads, and strides over the rest."""
     SRC_BLOCK_SIZE: tl.constexpr = 64
-    LATENT_DIM: tl.constexpr = 512
-    ROPE_DIM: tl.constexpr = 64
+    LATENT_HEAD_DIM: tl.constexpr = 512
+    ROPE_HEAD_DIM: tl.constexpr = 64
     DST_BLOCK_SIZE: tl.constexpr = 64
 
-    latent_dim = tl.arange(0, LATENT_DIM)
-    rope_dim = tl.arange(0, ROPE_DIM)
+    latent_dim = tl.arange(0, LATENT_HEAD_DIM)
+    rope_dim = tl.arange(0, ROPE_HEAD_DIM)
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     num_items = num_items * num_layers
     item = tl.program_id(0).to(tl.int64)

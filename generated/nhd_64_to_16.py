@@ -34,8 +34,8 @@ __all__ = ["TRANSFER", "PointerTable", "pointer_table", "transfer", "transfer_bl
 
 SRC_BLOCK_SIZE = 64
 SRC_NUM_HEADS = 8
-KEY_DIM = 128
-VALUE_DIM = 128
+KEY_HEAD_DIM = 128
+VALUE_HEAD_DIM = 128
 DST_BLOCK_SIZE = 16
 DST_NUM_HEADS = 8
 PROGRAMS = None
@@ -95,7 +95,7 @@ def transfer(
     _check_buffer(
         "src_key_cache",
         src_key_cache,
-        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, KEY_DIM),
+        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -104,7 +104,7 @@ def transfer(
     _check_buffer(
         "src_value_cache",
         src_value_cache,
-        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, VALUE_DIM),
+        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -118,7 +118,7 @@ def transfer(
     _check_buffer(
         "dst_key_cache",
         dst_key_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -127,7 +127,7 @@ def transfer(
     _check_buffer(
         "dst_value_cache",
         dst_value_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -238,7 +238,7 @@ def transfer_blocks(
     _check_buffer(
         "src_key_cache",
         src_key_cache,
-        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, KEY_DIM),
+        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -247,7 +247,7 @@ def transfer_blocks(
     _check_buffer(
         "src_value_cache",
         src_value_cache,
-        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, VALUE_DIM),
+        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -261,7 +261,7 @@ def transfer_blocks(
     _check_buffer(
         "dst_key_cache",
         dst_key_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -270,7 +270,7 @@ def transfer_blocks(
     _check_buffer(
         "dst_value_cache",
         dst_value_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -371,15 +371,15 @@ def _transfer_kernel(
 ):
     """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
     SRC_BLOCK_SIZE: tl.constexpr = 64
-    KEY_DIM: tl.constexpr = 128
-    VALUE_DIM: tl.constexpr = 128
+    KEY_HEAD_DIM: tl.constexpr = 128
+    VALUE_HEAD_DIM: tl.constexpr = 128
     DST_BLOCK_SIZE: tl.constexpr = 16
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
-    key_dim = tl.arange(0, KEY_DIM)
-    value_dim = tl.arange(0, VALUE_DIM)
+    key_dim = tl.arange(0, KEY_HEAD_DIM)
+    value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
     num_items = (num_tokens + TOKENS - 1) // TOKENS
@@ -501,15 +501,15 @@ def _transfer_blocks_kernel(
 ):
     """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
     SRC_BLOCK_SIZE: tl.constexpr = 64
-    KEY_DIM: tl.constexpr = 128
-    VALUE_DIM: tl.constexpr = 128
+    KEY_HEAD_DIM: tl.constexpr = 128
+    VALUE_HEAD_DIM: tl.constexpr = 128
     DST_BLOCK_SIZE: tl.constexpr = 16
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
-    key_dim = tl.arange(0, KEY_DIM)
-    value_dim = tl.arange(0, VALUE_DIM)
+    key_dim = tl.arange(0, KEY_HEAD_DIM)
+    value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
     num_items = (num_tokens + TOKENS - 1) // TOKENS

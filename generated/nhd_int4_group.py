@@ -268,7 +268,7 @@ def gather(key_cache, value_cache, key_params, value_params, slots, *, dtype=Non
                 value_params.stride(2),
                 value_params.stride(3),
                 zero_skipped,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
     return key_out, value_out
@@ -382,7 +382,7 @@ def gather_paged(
                 value_params.stride(2),
                 value_params.stride(3),
                 zero_skipped,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
     return key_out, value_out

@@ -40,8 +40,8 @@ __all__ = ["TRANSFER", "transfer", "transfer_blocks"]
 
 SRC_BLOCK_SIZE = 16
 SRC_NUM_HEADS = 8
-KEY_DIM = 128
-VALUE_DIM = 128
+KEY_HEAD_DIM = 128
+VALUE_HEAD_DIM = 128
 DST_BLOCK_SIZE = 16
 DST_NUM_HEADS = 8
 PROGRAMS = None
@@ -99,7 +99,7 @@ def transfer(
     _check_buffer(
         "src_key_cache",
         src_key_cache,
-        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, KEY_DIM),
+        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -108,7 +108,7 @@ def transfer(
     _check_buffer(
         "src_value_cache",
         src_value_cache,
-        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, VALUE_DIM),
+        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -118,7 +118,7 @@ def transfer(
     _check_buffer(
         "dst_key_cache",
         dst_key_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_HEAD_DIM),
         (torch.float8_e4m3fn, torch.uint8),
         1,
         None,
@@ -127,7 +127,7 @@ def transfer(
     _check_buffer(
         "dst_value_cache",
         dst_value_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.float8_e4m3fn, torch.uint8),
         1,
         None,
@@ -230,7 +230,7 @@ def transfer_blocks(
     _check_buffer(
         "src_key_cache",
         src_key_cache,
-        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, KEY_DIM),
+        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, KEY_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -239,7 +239,7 @@ def transfer_blocks(
     _check_buffer(
         "src_value_cache",
         src_value_cache,
-        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, VALUE_DIM),
+        (src_num_blocks, SRC_BLOCK_SIZE, SRC_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.bfloat16, torch.float16),
         1,
         None,
@@ -249,7 +249,7 @@ def transfer_blocks(
     _check_buffer(
         "dst_key_cache",
         dst_key_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, KEY_HEAD_DIM),
         (torch.float8_e4m3fn, torch.uint8),
         1,
         None,
@@ -258,7 +258,7 @@ def transfer_blocks(
     _check_buffer(
         "dst_value_cache",
         dst_value_cache,
-        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_DIM),
+        (dst_num_blocks, DST_BLOCK_SIZE, DST_NUM_HEADS, VALUE_HEAD_DIM),
         (torch.float8_e4m3fn, torch.uint8),
         1,
         None,
@@ -356,15 +356,15 @@ def _transfer_kernel(
 ):
     """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
     SRC_BLOCK_SIZE: tl.constexpr = 16
-    KEY_DIM: tl.constexpr = 128
-    VALUE_DIM: tl.constexpr = 128
+    KEY_HEAD_DIM: tl.constexpr = 128
+    VALUE_HEAD_DIM: tl.constexpr = 128
     DST_BLOCK_SIZE: tl.constexpr = 16
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
-    key_dim = tl.arange(0, KEY_DIM)
-    value_dim = tl.arange(0, VALUE_DIM)
+    key_dim = tl.arange(0, KEY_HEAD_DIM)
+    value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
     num_items = (num_tokens + TOKENS - 1) // TOKENS
@@ -502,15 +502,15 @@ def _transfer_blocks_kernel(
 ):
     """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
     SRC_BLOCK_SIZE: tl.constexpr = 16
-    KEY_DIM: tl.constexpr = 128
-    VALUE_DIM: tl.constexpr = 128
+    KEY_HEAD_DIM: tl.constexpr = 128
+    VALUE_HEAD_DIM: tl.constexpr = 128
     DST_BLOCK_SIZE: tl.constexpr = 16
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
-    key_dim = tl.arange(0, KEY_DIM)
-    value_dim = tl.arange(0, VALUE_DIM)
+    key_dim = tl.arange(0, KEY_HEAD_DIM)
+    value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
     num_items = (num_tokens + TOKENS - 1) // TOKENS

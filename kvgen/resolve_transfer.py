@@ -187,9 +187,10 @@ class _Resolver:
         for leaf in leaves_of_stream(found.destination, stream.name):
             tokens = shared_by_tokens(leaf)
             sizes = [layout.block_size for layout in found.sides]
-            apart = (
-                sizes[0] != sizes[1] or None in sizes if tokens is None else any(n is None or n % tokens for n in sizes)
-            )
+            if tokens is None:
+                apart = sizes[0] != sizes[1] or None in sizes
+            else:
+                apart = tokens > 1 and any(n is None or n % tokens for n in sizes)
             if raw and apart:
                 tokens = f"{sizes[0] or 'any'} and {sizes[1] or 'any'} tokens"
                 message = f"`{leaf.name}` belongs to a block, and blocks are of {tokens}"

@@ -143,6 +143,22 @@ def test_show_of_a_name_almost_right(folder):
     )
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["diff", "nhd_to_hnd", "paged_nhd"],
+        ["diff", "paged_nhd", "nhd_to_hnd"],
+        ["plan", "nhd_to_hnd", "paged_nhd"],
+        ["test", "nhd_to_hnd", "--against", "os:getcwd"],
+    ],
+    ids=" ".join,
+)
+def test_a_transfer_where_a_layout_is_wanted(folder, command):
+    result = kvgen(*command)
+    assert result.code == 2
+    assert result.err.startswith("error[KV701]: nhd_to_hnd is a transfer and no layout\n")
+
+
 # new
 
 

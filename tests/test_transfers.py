@@ -67,6 +67,32 @@ def test_pairs_of_shipped_layouts(pair: tuple[str, str]) -> None:
     assert report is None or report.ok, str(report)
 
 
+def test_codes_of_one_encoding_are_put_together_anew() -> None:
+    axes = "axes: {head: 3, dim: 32}, block_size: 4"
+    split = "order: block slot head dim%16 dim//16"
+    buffers = f"{{key_cache: {{holds: key, {split}}}, value_cache: {{holds: value, {split}}}"
+    buffers += ", key_scales: {holds: key.scale, order: block slot head dim//32}"
+    buffers += ", value_scales: {holds: value.scale, order: block slot head dim//32}}"
+    what = made(f"{{layout: nhd_int4, {axes}}}", f"{{layout: nhd_int4, {axes}, buffers: {buffers}}}")
+    assert what.raw("key")
+    assert_passes(what, "transfer/T7", "transfer_blocks/one")
+
+
+@pytest.mark.parametrize("size", ["axes: {dim: dynamic}", "axes: {head: dynamic}", "block_size: dynamic"])
+def test_sizes_that_the_launch_decides(size: str) -> None:
+    both = made(f"{{layout: paged_nhd, {size}}}", f"{{layout: paged_hnd, {size}}}")
+    assert_passes(both, "transfer/T7", "transfer_blocks/one")
+
+
+def test_a_size_of_both_sides_must_be_one() -> None:
+    module = module_of(made("{layout: paged_nhd, axes: {dim: dynamic}}", "{layout: paged_hnd, axes: {dim: dynamic}}"))
+    source = [torch.zeros(2, 16, 8, 64, dtype=torch.bfloat16) for _ in range(2)]
+    destination = [torch.zeros(2, 8, 16, 32, dtype=torch.bfloat16) for _ in range(2)]
+    slots = torch.arange(4)
+    with pytest.raises(ValueError, match=r"dst_key_cache: expected shape \(2, 8, 16, 64\), got \(2, 8, 16, 32\)"):
+        module.transfer(*source, *destination, slots, slots)
+
+
 ROWS = {
     92: "streams: {key: {head: none, dim: 46}, value: key}",
     132: "streams: {key: {head: none, dim: 66}, value: key}",

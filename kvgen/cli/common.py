@@ -167,3 +167,8 @@ def _name_span(path: Path) -> Span:
 def console_width() -> int | None:
     """The width of tables: the terminal's, and wide enough for everything where the output goes elsewhere."""
     return None if sys.stdout.isatty() else 240
+
+
+def one_layout(argument: str, why: str) -> Layout:
+    """The layout that an argument names. KvgenError with ``why`` if that is a transfer."""
+    return only_layouts([load_all([layout_path(argument)])[0][1]], why)[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen.cli.common import layout_path, load_all
+from kvgen.cli.common import one_layout
 
 if TYPE_CHECKING:
     from kvgen.compare import Comparison
@@ -25,7 +25,7 @@ def diff(
     """
     from kvgen.compare import compare
 
-    ours, theirs = (load_all([layout_path(name)])[0][1] for name in (first, second))
+    ours, theirs = (one_layout(name, "name two layouts") for name in (first, second))
     found = compare(ours, theirs)
     names = (ours.name, theirs.name)
     typer.echo(_json(names, found) if as_json else _text(names, found))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.common import layout_path, load_all
+from kvgen.cli.common import one_layout
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import Layout
 
@@ -37,7 +37,7 @@ def plan(
 
     Layouts have the heads of the whole model; a rank holds an even part of them, or one head that several ranks share.
     """
-    ours, theirs = (load_all([layout_path(name)])[0][1] for name in (source, destination))
+    ours, theirs = (one_layout(name, "name two layouts") for name in (source, destination))
     if layers is not None:
         ours, theirs = (_resized(layout, "layer", layers) for layout in (ours, theirs))
     _check(ours, theirs)

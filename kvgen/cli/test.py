@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvgen.against import Target, parse, stand_in
-from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, reporting
+from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, only_layouts, reporting
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.documents import Document
 
@@ -54,6 +54,8 @@ def test(
     with reporting(output_format) as found:
         targets = [parse(target) for target in against or []]
         layouts = [layout for _, layout in load_all(find_layouts(paths))]
+        if targets:
+            layouts = only_layouts(layouts, "--against is for functions of layouts")
         for result in _run(layouts, device, seed, case, targets):
             if output_format is OutputFormat.TEXT:
                 typer.echo(_summary(result))

@@ -21,7 +21,9 @@ def extent_name(layout: Layout, stream: str, axis: str) -> str:
     if axis == "head":
         own = "NUM_QUERY_HEADS" if layout.query and stream == layout.query.name else "NUM_HEADS"
         return f"{layout.prefix.upper()}{own}"
-    return "HEAD_DIM" if one_dim(layout) else f"{stream.upper()}_DIM"
+    if one_dim(layout):
+        return "HEAD_DIM"
+    return f"{stream.upper()}_HEAD_DIM" if layout.prefix else f"{stream.upper()}_DIM"
 
 
 def extent_text(layout: Layout, stream: str, axis: Axis) -> str:

@@ -179,7 +179,7 @@ class Half(Builder):
         """Addresses of a leaf's bytes, and under which conditions a lane has one."""
         rank, leaf, name = len(tile.order), self.layout.leaf(copy.leaf), copy.stream
         if view.pack and not moves_bytes(copy):  # the other side puts other codes together
-            found = self._copy(copy, tile)
+            found = self._copy(_half_copies(copy)[self.plan.kind == "append"], tile)
             return found.cache, found.cache_masks, found.pack
         if copy.leaf == name and not view.pack:
             variables, bounds = self._variables(name, tile)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgen import sizes
@@ -177,7 +177,10 @@ def _constants(transfer: Transfer) -> list[tuple[str, str]]:
 def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
     plan, sched = kernel.plan, kernel.schedule
     summary, doc = function_doc(transfer, plan)
-    sides = tuple(_side(transfer, kernel, layout, i) for i, layout in enumerate(transfer.sides))
+    source, destination = (_side(transfer, kernel, layout, i) for i, layout in enumerate(transfer.sides))
+    # A size of both sides is read from the first, and the second is held against it.
+    shared = {size.name for size in source.sizes}
+    sides = (source, replace(destination, sizes=tuple(s for s in destination.sizes if s.name not in shared)))
     encoded = any(not copy.leaf for copy in plan.copies)
     dtypes = _value_types(transfer, kernel)
     return TransferFunction(
