@@ -105,8 +105,10 @@ def renamed(text: str) -> str:
     text = re.sub(r"\bhead: 8\b", "head: 16", text)
     text = re.sub(r"\bdim: 128\b", "dim: 64", text)
     text = re.sub(r"^block_size: (16|32|64)$", "block_size: 96", text, flags=re.M)
+    text = text.replace("rotary_dim: 128", "rotary_dim: 64").replace("mrope: [24, 20, 20]", "mrope: [12, 10, 10]")
     head, tail = text.split("buffers:")
-    return head + "buffers:" + re.sub(r"^  (\w+):( +\{|$)", r"  z_\1:\2", tail, flags=re.M)
+    buffers, fuse, stages = tail.partition("\nfuse:")
+    return head + "buffers:" + re.sub(r"^  (\w+):( +\{|$)", r"  z_\1:\2", buffers, flags=re.M) + fuse + stages
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
