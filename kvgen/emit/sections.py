@@ -136,7 +136,7 @@ class FactorContext:
 class RopeContext:
     """A rotation: what is worked out of the index of a value, and where its cosine and sine come from.
 
-    ``pair_at`` and ``first_at`` are the pair's number and whether a value is its first one, as the tile has them.
+    ``first_at`` is whether a value is the first of its pair, as the tile has it.
     """
 
     comment: str
@@ -146,7 +146,6 @@ class RopeContext:
     pair: str
     first: str
     other: str
-    pair_at: str
     first_at: str
     several: bool  # whether pairs take one of three positions
     height: str

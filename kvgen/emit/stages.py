@@ -111,7 +111,6 @@ class Staging(Indexing):
             pair=_pair(rope, index),
             first=_first(rope, index),
             other=_other(rope, index),
-            pair_at=names["pair"] + at,
             first_at=names["first"] + at,
             several=stage.mrope is not None,
             height=height,

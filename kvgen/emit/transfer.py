@@ -262,7 +262,6 @@ class _Builder:
                 "by_slots": plan.placement == "slots",
                 "by_blocks": plan.placement == "blocks",
                 "all_layers": transfer.layers == "all",
-                "one_layer": transfer.layers == "one",
                 "tables": any(side.tables for side in sides),
                 "heads": self._has_heads,
                 "divided": self.sched.heads is not None,
