@@ -156,11 +156,11 @@ CATALOG: dict[str, Entry] = {
     "KV207": Entry(
         title="A dtype that cannot be used",
         cause=(
-            "The dtype is unknown, given twice, or of another size than the others of its stream: how many "
-            "bytes a value takes is part of the layout."
+            "The dtype is unknown, given twice, or of another size than the others of a stream that is stored as it "
+            "comes: how many bytes a value takes is part of the layout. What is encoded may come in several sizes."
         ),
         example=("streams:\n  key: {dtype: [bfloat16, float32]}\n  value: key"),
-        cure="Name dtypes of one size; write a second layout for another size.",
+        cure="Name dtypes of one size, or cast them with `store`; or write a second layout for another size.",
     ),
     "KV208": Entry(
         title="A stream without dim",

@@ -105,7 +105,10 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What is handed in for a token: ``[T, *axes]``, of one of ``dtypes``; stored as it is, or encoded."""
+    """What is handed in for a token: ``[T, *axes]``, of one of ``dtypes``; stored as it is, or encoded.
+
+    ``itemsize`` is that of the widest: those of what is encoded may differ in size.
+    """
 
     name: str
     axes: tuple[Axis, ...]  # head and dim, or dim alone

@@ -203,13 +203,18 @@ class _Resolver:
             if spec is self.spec.streams[name]:
                 self.problems += encodings.problems
             return None
-        return Stream(name, tuple(found), spec.dtype, ITEMSIZE[spec.dtype[0]], encoding)
+        return Stream(name, tuple(found), spec.dtype, max(ITEMSIZE[dtype] for dtype in spec.dtype), encoding)
 
     def check_dtypes(self, name: str, stream: StreamSpec) -> None:
+        """What is stored as it comes takes one number of bytes; what is encoded may come in several sizes."""
         sizes = [f"{dtype} takes {ITEMSIZE[dtype]}" for dtype in stream.dtype]
-        if len({ITEMSIZE[dtype] for dtype in stream.dtype}) > 1:
-            message = f"the dtypes of `{name}` differ in size: {', '.join(sizes)} bytes"
-            self.report("KV207", message, ("streams", name, "dtype"))
+        plain = stream.quant is None and stream.store is None
+        if plain and len({ITEMSIZE[dtype] for dtype in stream.dtype}) > 1:
+            message = (
+                f"values of `{name}` are stored as they come, and its dtypes differ in size: {', '.join(sizes)} bytes"
+            )
+            hint = "`store: TYPE` casts all of them to one type; or a layout for each size"
+            self.report("KV207", message, ("streams", name, "dtype"), hint)
         elif len(set(stream.dtype)) < len(stream.dtype):
             self.report("KV207", f"a dtype of `{name}` is given twice", ("streams", name, "dtype"))
 

@@ -163,7 +163,9 @@ class StreamSpec(_Model):
     dim: Extent = Field(None, description="Instead of the extent given in `axes`.")
     head: NoHeads = Field(None, description="`none`: one row per token, which all heads share.")
     dtype: Dtypes = Field(
-        DEFAULT_DTYPES, description="Accepted element types, all of one size; bfloat16 and float16 by default."
+        DEFAULT_DTYPES,
+        description="Accepted element types, of one size where values are stored as they come; "
+        "bfloat16 and float16 by default.",
     )
     store: Annotated[str | None, *dtype_of(CASTS, "dtype to store")] = Field(
         None, description="Cast to this type, without a scale."

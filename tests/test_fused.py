@@ -325,6 +325,13 @@ SAMPLES = {
         "buffers: {cache: {holds: [key, value], order: block layer kv slot head dim}}\n"
         "fuse: {key: [{rope: {style: interleaved}}], rounding: chain}\nslots: {remap: window_slots, skip: 5}"
     ),
+    "sizes": (
+        "axes: {head: 2, dim: 16}\nblock_size: 4\n"
+        "streams:\n  key: {dtype: [float32, bfloat16, float16], quant: {mode: fp8_e4m3, scale: {per: token head}}}\n"
+        "  value: {dtype: float32, store: bfloat16}\n"
+        "buffers: {cache: {order: block slot head, fields: [key, key.scale, value]}}\n"
+        "fuse: {key: [rms_norm, rope], query: {heads: 3, stages: key}, rounding: chain}"
+    ),
     "computed": (
         "axes: {head: 2, dim: 16}\nblock_size: 4\n"
         "buffers: {key_cache: {key: block head dim slot}, value_cache: {value: block slot head dim}}\n"

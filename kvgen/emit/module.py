@@ -164,11 +164,12 @@ def _constants(layout: Layout) -> list[tuple[str, str]]:
         found[block_size_name(layout)] = str(layout.block_size)
     if layout.layers and layout.layers.extent is not None:
         found["NUM_LAYERS"] = str(layout.layers.extent)
-    for stream in (*layout.streams, *([layout.query] if layout.query else [])):
+    streams = (*layout.streams, *([layout.query] if layout.query else []))
+    for stream in streams:
         for axis in stream.axes:
             if axis.extent is not None:
                 found[extent_name(layout, stream.name, axis.name)] = str(axis.extent)
-    for stream in layout.streams:
+    for stream in streams:
         found[dtypes_name(layout, stream)] = tuple_text([f"torch.{d}" for d in stream.dtypes])
     return list(found.items())
 
