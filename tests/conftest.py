@@ -9,7 +9,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    whole = "every combination of encodings instead of some (test_product.py; half an hour of one core)"
+    whole = "every combination of encodings instead of some (test_product.py; half an hour of a core, in even shares)"
     parser.addoption("--all-encodings", action="store_true", help=whole)
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kvgen import harness, quant, reference
 from kvgen.harness.bench import Bench
-from kvgen.harness.interpreter import exact_widening
+from kvgen.harness.interpreter import exact_widening, patched_once
 from kvgen.harness.pools import PoolFactory
 from kvgen.harness.values import STATIC, edge_rows
 from kvgen.layout import Layout
@@ -415,6 +415,31 @@ def test_the_interpreter_widens_exactly_while_cases_run() -> None:
     assert interpreter._convert_float is original
     with exact_widening("cuda"):
         assert interpreter._convert_float is original
+
+
+def test_the_interpreter_patches_the_language_once_a_launch() -> None:
+    """A call of a device function finds it patched; what a launch takes back is patched by the next one."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    original, load = interpreter._patch_lang, tl.load
+
+    def changes(function) -> int:
+        scopes.append(interpreter._patch_lang(function))
+        return len(scopes[-1]._changes)
+
+    kernel = type("Kernel", (), {"__globals__": {"tl": tl}})
+    for _ in range(2):
+        scopes: list = []
+        with patched_once("cpu"):
+            assert changes(kernel) > 100
+            assert tl.load is not load
+            assert changes(kernel) == 0
+            assert changes(type("Library", (), {"__globals__": {"core": tl.core}})) > 50
+        for scope in reversed(scopes):
+            scope.restore()
+        assert tl.load is load
+    with patched_once("cuda"):
+        assert interpreter._patch_lang is original
+    assert interpreter._patch_lang is original
 
 
 def test_a_scale_that_streams_share_is_one_argument() -> None:

@@ -1,11 +1,13 @@
 """Every combination of encodings passes the harness, or stands in the table of those that are refused.
 
 A run draws some of them, always the same; `pytest tests/test_product.py --all-encodings` takes all, and in one of eight
-the values of every edge.
+the values of every edge. It deals them out to tests of the same length, so that `-n 64` keeps 64 cores busy.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 from pathlib import Path
 
@@ -28,6 +30,9 @@ MADE = ("", "no append")
 DRAWN = 200
 """Combinations of a run, half of them such as are refused: these cost little."""
 
+HANDS = 240
+"""Tests among which all combinations are dealt out, forty each."""
+
 ALWAYS = ("{append}/alone", "gather/as_bfloat16")
 
 IN_TURN = (
@@ -47,13 +52,24 @@ IN_TURN = (
 
 def drawn(count: int) -> list[Point]:
     """Combinations, the same in every run: as many that work as such as are refused, and all modes alike."""
-    order = random.Random(20_260).sample(points(), len(points()))
     found: list[Point] = []
     for codes in CODES:
         for refused in (False, True):
-            mine = [p for p in order if p.codes == codes and (REFUSED.get(p, MADE[0]) not in MADE) is refused]
+            mine = [p for p in shuffled() if p.codes == codes and (REFUSED.get(p, MADE[0]) not in MADE) is refused]
             found += mine[: -(-count // (2 * len(CODES)))]
     return found
+
+
+@functools.cache
+def shuffled() -> tuple[Point, ...]:
+    """All combinations, those that there is a module of first."""
+    order = random.Random(20_260).sample(points(), len(points()))
+    return tuple(sorted(order, key=lambda point: REFUSED.get(point, "") not in MADE))
+
+
+def dealt(hand: int) -> tuple[Point, ...]:
+    """Combinations of one test of them all: as many of each kind as in the others, so that it takes as long."""
+    return shuffled()[hand::HANDS]
 
 
 def cases(layout: Layout, turn: int, thorough: bool) -> list[str]:
@@ -80,12 +96,25 @@ def problem(point: Point, turn: int, thorough: bool) -> str:
     return "" if report.ok else f"{point}: {report}\n{point.text()}"
 
 
-@pytest.mark.parametrize("codes", CODES)
-def test_every_combination_passes_or_is_in_the_table(codes: str, request: pytest.FixtureRequest) -> None:
-    thorough = request.config.getoption("all_encodings")
-    chosen = [p for p in (points() if thorough else drawn(DRAWN)) if p.codes == codes]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "hand" in metafunc.fixturenames:
+        whole = metafunc.config.getoption("all_encodings")
+        metafunc.parametrize("hand", range(HANDS) if whole else CODES)
+
+
+def test_every_combination_passes_or_is_in_the_table(hand: int | str) -> None:
+    thorough = isinstance(hand, int)
+    chosen = dealt(hand) if thorough else [p for p in drawn(DRAWN) if p.codes == hand]
     problems = [text for turn, point in enumerate(chosen) if (text := problem(point, turn, thorough))]
     assert not problems, "\n".join([f"{len(problems)} of {len(chosen)}", *problems[:20]])
+
+
+def test_every_combination_is_dealt_once() -> None:
+    hands = [dealt(hand) for hand in range(HANDS)]
+    assert len({len(hand) for hand in hands}) == 1
+    assert sorted(map(str, itertools.chain(*hands))) == sorted(map(str, points()))
+    working = [sum(REFUSED.get(point, "") in MADE for point in hand) for hand in hands]
+    assert max(working) - min(working) <= 1
 
 
 def test_every_value_of_every_dimension_is_drawn() -> None:

@@ -20,7 +20,7 @@ from kvgen.harness.cases_pages import page_cases
 from kvgen.harness.cases_refuse import refusal_cases
 from kvgen.harness.cases_slots import slot_cases
 from kvgen.harness.compare import Mismatch, Unsupported
-from kvgen.harness.interpreter import exact_widening, without_warnings
+from kvgen.harness.interpreter import exact_widening, patched_once, without_warnings
 from kvgen.harness.pools import HUGE_ELEMENTS, PoolFactory
 from kvgen.harness.report import Report, Result
 from kvgen.harness.transfers import run_transfer
@@ -81,7 +81,7 @@ def run(
         if unknown:
             raise ValueError(f"no case is named {', '.join(sorted(unknown))}")
         found = [c for c in found if c.name in wanted or c.name.split("/")[0] in wanted]
-    with exact_widening(device), without_warnings(device):
+    with exact_widening(device), patched_once(device), without_warnings(device):
         results = tuple(_run(case, layout, module, pools, seed, options) for case in found)
     return Report(layout.name, device, seed, results)
 

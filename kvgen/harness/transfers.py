@@ -13,7 +13,7 @@ from torch import Tensor
 from kvgen import reference_transfer as reference
 from kvgen.encodings import append_refusal
 from kvgen.harness.compare import Mismatch, Written, adopt_nans, compare_pool
-from kvgen.harness.interpreter import exact_widening
+from kvgen.harness.interpreter import exact_widening, patched_once
 from kvgen.harness.pools import Pool, PoolFactory
 from kvgen.harness.report import Report, Result
 from kvgen.harness.values import fill_static, random_values, static_scales
@@ -382,7 +382,7 @@ def run_transfer(
         if unknown:
             raise ValueError(f"no case is named {', '.join(sorted(unknown))}")
         found = [c for c in found if c.name in wanted or c.function in wanted]
-    with exact_widening(device):
+    with exact_widening(device), patched_once(device):
         results = tuple(_run(case, what, module, device, seed, options) for case in found)
     return Report(what.name, device, seed, results)
 
