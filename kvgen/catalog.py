@@ -543,7 +543,8 @@ CATALOG: dict[str, Entry] = {
         title="Something stored that a transfer has no rule for",
         cause=(
             "A scale that tokens or heads share goes with all of them: it cannot follow some tokens of a block into a "
-            "block of another size, nor some heads, nor be made anew for some of the tokens that share it."
+            "block of another size, nor some heads. One that is made anew of several tokens is made by a program that "
+            "holds all of their values."
         ),
         example="transfer: {from: nhd_fp8_block_head, to: {layout: nhd_fp8_block_head, block_size: 64}}",
         cure="Give both sides one block size and the same heads, or let the scale vary over `token` and `head`.",

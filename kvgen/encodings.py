@@ -424,14 +424,11 @@ def stream_refusal(stream: Stream, block: str = "block") -> str | None:
     tokens = next((axis.step for axis in scale.axes if axis.name == "slot"), None)
     if tokens == 1:
         return None
-    if tokens is None:
-        return (
-            f"all tokens of a {block} share a dynamic scale, which a later one would change for those that are stored "
-            f"already; let `{name}.scale` vary over `token`, or hand it in (`source: static`)"
-        )
+    whose = f"all tokens of a {block}" if tokens is None else f"{tokens} tokens"
+    static = "" if stream.encoding.zero else ", or be handed in (`source: static`)"
     return (
-        f"{tokens} tokens share a dynamic scale, which takes all of them at once; write whole groups from a pool that "
-        f"stores `{name}` as it comes, or let `{name}.scale` vary over `token`"
+        f"{whose} share a dynamic scale, which is made of all of them at once; a transfer of whole {block}s writes "
+        f"them from another pool, or let `{name}.scale` vary over `token`{static}"
     )
 
 

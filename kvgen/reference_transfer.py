@@ -8,15 +8,16 @@ its buffers, one dict of tensors for each layer; where the layout has a ``layer`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from kvgen.axes import Axis
 from kvgen.layout import Layout, Leaf, Stream, leaves_of
 from kvgen.quant import rows as encoded
 from kvgen.reference import Pool, last_writers
-from kvgen.transfer import Transfer, leaves_of_stream
+from kvgen.transfer import Transfer, leaves_of_stream, tokens_together
 from kvgen.views import extents, num_slots, pad_views
 
 Buffers = Mapping[str, Tensor]
@@ -106,6 +107,8 @@ def _stream(what: Transfer, name: str, ends: tuple[Pool, Pool], numbers, heads: 
         values = whole
     if stream.encoding is None:
         elements = {name: values.to(_plain_type(what.destination, destination, stream, dtype))}
+    elif (tokens := tokens_together(what, name)) > 1:
+        elements = _encode_together(stream, tokens, values, destination.write_scale(stream, numbers[1]), numbers[1])
     else:
         elements = encoded.encode_rows(stream, values, destination.write_scale(stream, numbers[1]))
     for leaf, data in elements.items():
@@ -114,6 +117,26 @@ def _stream(what: Transfer, name: str, ends: tuple[Pool, Pool], numbers, heads: 
         moved = Heads(heads.destination, heads.destination, heads.count)
         held = _has_heads(what.destination.leaf(leaf))
         _put(what.destination, destination, leaf, numbers[1], _cut(rows, moved) if held else rows, heads)
+
+
+def _encode_together(
+    stream: Stream, tokens: int, values: Tensor, given: encoded.Given | None, numbers: Tensor
+) -> dict[str, Tensor]:
+    """Elements of each leaf for ``values [n, *axes]``, where ``tokens`` in a row of slots share what is made of them.
+
+    A group is a row that has tokens as its slowest axis; those that are not moved are NaN in it, which counts nothing.
+    """
+    groups, row = torch.unique(numbers // tokens, return_inverse=True)
+    place = numbers % tokens
+    whole = values.new_full((len(groups), tokens, *values.shape[1:]), torch.nan, dtype=torch.float32)
+    whole[row, place] = values.float()
+    scale = stream.scale
+    shared = replace(scale, axes=tuple(axis for axis in scale.axes if axis.name not in ("block", "slot")))
+    axes = (Axis("slot", tokens), *stream.axes)
+    grouped = replace(stream, axes=axes, encoding=replace(stream.encoding, scale=shared))
+    outer = given and encoded.Given(outer=given.outer.unsqueeze(1))
+    found = encoded.encode_rows(grouped, whole, outer)
+    return {leaf: elements[row, place] if leaf == stream.name else elements[row, 0] for leaf, elements in found.items()}
 
 
 def _cut(rows: Tensor, heads: Heads) -> Tensor:

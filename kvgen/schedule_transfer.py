@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kvgen.layout import Layout
 from kvgen.plan import Copy, Plan
 from kvgen.schedule import DYNAMIC_SIDE, SECTOR, VECTOR, Tile, lane, padded_side
-from kvgen.transfer import Transfer
+from kvgen.transfer import Transfer, most_together
 
 TILE_BYTES = 8192  # of one stream in a tile: two 16-byte accesses for each thread of 8 warps
 CAPPED_BYTES = 32768
@@ -26,7 +26,7 @@ class TransferSchedule:
     """Tokens of a tile and warps; ``capped_tokens`` and ``capped_warps`` where the grid is. A tile for each copy.
 
     ``heads`` of a tile, None for all of them. ``groups`` are the dims of each encoded stream that share a scale, as its
-    tile is cut.
+    tile is cut. ``together``: tokens of a tile, where some share what is made of them all; it is padded to ``tokens``.
     """
 
     tokens: int
@@ -36,13 +36,14 @@ class TransferSchedule:
     heads: int | None
     tiles: tuple[Tile, ...]
     groups: dict[str, int | None]
+    together: int | None = None
 
 
 def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     """The schedule of one function of a transfer."""
     groups = {copy.stream: _group(transfer, copy.stream) for copy in plan.copies if not copy.leaf}
     encoded = any(not copy.leaf for copy in plan.copies)
-    least = max((_least(copy) for copy in plan.copies), default=1)
+    least = max(padded_side(most_together(transfer)), *(_least(copy) for copy in plan.copies))
     budget = ENCODED_VALUES if encoded else TILE_BYTES
     heads = _heads(transfer, plan, budget // least)
     widest = max(_row(transfer, copy, heads) for copy in plan.copies)
@@ -50,9 +51,12 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     most = budget if encoded else max(budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
     capped = _tokens(transfer, most // widest, least)
     tiles = tuple(_tile(transfer, copy, groups.get(copy.stream), heads) for copy in plan.copies)
-    per_warp = 512 if encoded else 1024
+    per_warp, most_warps = 512 if encoded else 1024, 8
+    if together := most_together(transfer) if most_together(transfer) > 1 else None:
+        tokens = capped = padded_side(together)
+        most_warps = 16
     warps, capped_warps = (max(1, min(16, padded_side(math.ceil(n * widest / per_warp)))) for n in (tokens, capped))
-    return TransferSchedule(tokens, min(warps, 8), capped, capped_warps, heads, tiles, groups)
+    return TransferSchedule(tokens, min(warps, most_warps), capped, capped_warps, heads, tiles, groups, together)
 
 
 def _heads(transfer: Transfer, plan: Plan, budget: int) -> int | None:

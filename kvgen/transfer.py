@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvgen.axes import Axis
-from kvgen.encodings import append_refusal
 from kvgen.layout import Encoding, Layout, Leaf, Scale, Stream
 
 SOURCE, DESTINATION = "src_", "dst_"
@@ -103,9 +103,29 @@ def shared_by_tokens(leaf: Leaf) -> int | None:
     return next((axis.step for axis in leaf.axes if axis.name == "slot"), None)
 
 
+def tokens_together(transfer: Transfer, stream: str) -> int | None:
+    """Tokens of the destination whose scale is made anew of all of them at once: 1 where each stands alone.
+
+    None: all of a block, whose size only the launch knows.
+    """
+    scale = transfer.destination.stream(stream).scale
+    if transfer.raw(stream) or scale is None or not scale.dynamic:
+        return 1
+    tokens = next((axis.step for axis in scale.axes if axis.name == "slot"), None)
+    return tokens or transfer.destination.block_size
+
+
+def most_together(transfer: Transfer) -> int:
+    """The same of all streams: there is one such number besides 1 at the most."""
+    return max(tokens_together(transfer, stream.name) or 1 for stream in transfer.source.streams)
+
+
 def token_refusal(transfer: Transfer) -> str | None:
     """Why single tokens cannot be moved, only whole blocks; None where they can."""
     for stream in transfer.source.streams:
+        if (tokens := tokens_together(transfer, stream.name)) != 1:
+            whose = f"{tokens} tokens" if tokens else "all tokens of a block"
+            return f"{whose} of the destination share `{stream.name}.scale`, which is made of them all at once"
         if not transfer.raw(stream.name):
             continue
         for leaf in leaves_of_stream(transfer.source, stream.name):
@@ -116,6 +136,26 @@ def token_refusal(transfer: Transfer) -> str | None:
     return None
 
 
+MOST_TOGETHER = 1 << 15
+"""Values under scales that tokens share, at the most: one program holds them all."""
+
+
 def write_refusal(transfer: Transfer, stream: str) -> str | None:
     """Why a stream cannot be encoded at the destination; None where it can, or where its bytes are moved."""
-    return None if transfer.raw(stream) else append_refusal(transfer.destination, stream)
+    tokens = tokens_together(transfer, stream)
+    if tokens == 1:
+        return None
+    if tokens is None:
+        return "all tokens of a block share a dynamic scale, and only the launch knows how many: give `block_size`"
+    for other in transfer.source.streams:
+        if tokens_together(transfer, other.name) not in (1, None, tokens):
+            theirs = f"that of `{other.name}` of {tokens_together(transfer, other.name)}"
+            return f"its scale is made of {tokens} tokens, {theirs}: a launch makes scales of one number of tokens"
+    found = transfer.destination.stream(stream)
+    by_head = "head" in [axis.name for axis in found.scale.axes]
+    sides = [axis.extent or 1 for axis in found.axes if axis.name == "dim" or not by_head]
+    values = math.prod(sides) * tokens
+    if values > MOST_TOGETHER:
+        cure = "" if by_head or len(found.axes) == 1 else "; let it vary over `head`"
+        return f"{tokens} tokens that share a scale have {values} values, a program holds {MOST_TOGETHER}{cure}"
+    return None

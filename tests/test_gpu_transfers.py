@@ -7,6 +7,7 @@ import torch
 
 from kvgen import harness
 from tests.generated import TRANSFERS, module_of, shipped, transfer
+from tests.test_transfers import SHARED, into_shared
 
 pytestmark = pytest.mark.gpu
 
@@ -95,3 +96,10 @@ def test_tables_are_used_while_a_graph_is_captured() -> None:
     torch.cuda.synchronize()
     assert torch.equal(host[0, :, 1].view(5, 16, 8, 128)[[3, 0]], keys[1][[3, 0]].cpu())
     assert not host.view(2, 5, -1)[:, [1, 2, 4]].any()
+
+
+@pytest.mark.parametrize("per", SHARED)
+def test_scales_that_tokens_share(per: str) -> None:
+    what = into_shared(per)
+    report = harness.run(what, module_of(what), device="cuda")
+    assert report.ok, str(report)

@@ -303,7 +303,20 @@ class Builder(Staging):
         kind = scale_type(encoding.zero.dtype)
         side, masks, kept = self._param(copy, copy.zero, encoding.scale, kind, "zero", tile, variables)
         _, bounds = self._variables(copy.stream, tile)
+        bounds = [*self._counted(copy, subscript(variables["token"].position, len(tile.order))), *bounds]
         return build_zero(encoding, copy.stream, side, masks, tile, kept, " & ".join(bounds))
+
+    def _by_token(self, copy: Copy, scale: Scale) -> bool:
+        """Whether the tokens of a tile have scales of their own."""
+        return scale.dynamic or not {axis.name for axis in scale.axes}.isdisjoint(("block", "slot"))
+
+    def _counted(self, copy: Copy, token: str) -> list[str]:
+        """Which tokens the extremes are taken of, where several share them."""
+        return []
+
+    def _present(self, copy: Copy, scale: Scale, token: str, kept: list[str]) -> list[str]:
+        """Where there is a scale to be read or written: a token's own, where that is not skipped."""
+        return [f"valid{token}"] if "token" in kept and self.tiled else []
 
     def _param(
         self,
@@ -318,7 +331,7 @@ class Builder(Staging):
         """A scale or a zero: its tile has sides of one where the values' has others; the axes that it keeps."""
         rank = len(tile.order)
         own = {("group" if a.name == "dim" and a.step > 1 else a.name) for a in scale.axes}
-        by_token = scale.dynamic or own & {"block", "slot"}
+        by_token = self._by_token(copy, scale)
         kept = [name for name in tile.order if name in own or (name == "token" and by_token)]
         seen = dict(variables)
         bounds = []
@@ -332,8 +345,7 @@ class Builder(Staging):
             elif bound := self._bound(copy.stream, name):
                 index = index_name(self.layout, copy.stream, name)
                 bounds.append(f"({index} < {bound}){subscript(tile.order.index(name), rank)}")
-        token = "token" in kept
-        guarded = [f"valid{subscript(variables['token'].position, rank)}"] if token and self.tiled else []
+        guarded = self._present(copy, scale, subscript(variables["token"].position, rank), kept)
         _, masks = self._masks(f"{copy.stream}_{what}", guarded, guarded, bounds, named=False)
         side = self._side(view, copy.stream, seen, rank, value_type, scale)
         return replace(side, made=True), masks, kept

@@ -13,12 +13,12 @@ from kvgen.emit.kernel import Builder
 from kvgen.emit.names import block_size_name, num_blocks_name
 from kvgen.emit.packing import PackContext, repack, word_type
 from kvgen.emit.sections import CopyContext, FillContext, Masks, Side
-from kvgen.layout import Layout, Leaf
+from kvgen.layout import Layout, Leaf, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Params, Plan, View
 from kvgen.schedule import Schedule, Tile, padded_side
 from kvgen.schedule_transfer import TransferSchedule, most_heads, moves_bytes, schedule_transfer
-from kvgen.transfer import Transfer, shared_by_tokens
+from kvgen.transfer import Transfer, shared_by_tokens, tokens_together
 
 HINT = ', eviction_policy="evict_first"'
 """What is moved is used once: it is not to displace what compute keeps in the caches."""
@@ -26,7 +26,10 @@ HINT = ', eviction_policy="evict_first"'
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One view to another. ``decoded`` and ``encoded`` hold one context each where codes are read or made."""
+    """One view to another. ``decoded`` and ``encoded`` hold one context each where codes are read or made.
+
+    ``inside``: the lanes that have a value, where others would count in a scale.
+    """
 
     name: str
     comment: str
@@ -38,6 +41,7 @@ class Move:
     mask_definition: str = ""
     decoded: tuple[CopyContext, ...] = ()
     encoded: tuple[CopyContext, ...] = ()
+    inside: str = ""
     rounded: str = ""
     unpacked: tuple[PackContext, ...] = ()
     packed: tuple[PackContext, ...] = ()
@@ -45,7 +49,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class KernelSide:
-    """How one side finds its tokens: names of arguments and variables begin with ``prefix``."""
+    """How one side finds its tokens: names of arguments and variables begin with ``prefix``.
+
+    ``group_*``: where the first token of a tile lies, and with it what its tokens share.
+    """
 
     prefix: str
     block_size: str
@@ -60,6 +67,9 @@ class KernelSide:
     run_number: bool
     aligned: bool
     tables: tuple[str, ...]
+    group_block: bool = False
+    group_slot: bool = False
+    group_number: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,8 @@ class TransferKernel:
     moves: tuple[Move, ...]
     groups: tuple[tuple[Move, ...], ...]
     head_tile: int
+    step: str  # tokens from one tile to the next
+    end: str  # where the tokens of a tile end
     fills: tuple[FillContext, ...]
     valid: str
     stride_units: tuple[int, int]
@@ -106,6 +118,19 @@ class Half(Builder):
         self.stride_unit = _stride_unit(layout, plan)
         self.scalar_block = plan.placement == "blocks" and self._whole_blocks(sched)
         self.runs: set[str] = set()  # the axes along which runs of slots are told apart
+        shared = [v for c in plan.copies if self._together(c) for v in (c.scale, c.zero) if v]
+        self.group_axes = self._axes_of(shared)
+        if shared:
+            own = [v for c in plan.copies for v in c.views if not any(v is other for other in shared)]
+            self.axes = self._axes_of([*own, *(fill.view for fill in plan.fills)])
+
+    def _axes_of(self, views: list[View]) -> set[str]:
+        return {step.digit.axis for view in views for step in coalesce(self.layout, view.steps)}
+
+    def _together(self, copy: Copy) -> bool:
+        """Whether the tokens of a tile share a scale that is made of them all."""
+        written = self.plan.kind == "append" and not copy.leaf
+        return written and tokens_together(self.transfer, copy.stream) != 1
 
     def _whole_blocks(self, sched: TransferSchedule) -> bool:
         """Whether the tokens of a tile lie in one block, and are told apart there in everything that is stored."""
@@ -142,8 +167,23 @@ class Half(Builder):
     def _group(self, stream: str) -> int | None:
         return self.groups[stream]
 
+    def _by_token(self, copy: Copy, scale: Scale) -> bool:
+        return super()._by_token(copy, scale) and not (scale.dynamic and self._together(copy))
+
+    def _counted(self, copy: Copy, token: str) -> list[str]:
+        return [f"valid{token}"] if self._together(copy) else []
+
+    def _present(self, copy: Copy, scale: Scale, token: str, kept: list[str]) -> list[str]:
+        """What tokens share is written where any of them is moved."""
+        if not (scale.dynamic and self._together(copy)):
+            return super()._present(copy, scale, token, kept)
+        return [f"moved{token}" if kept else "(tl.max(moved.to(tl.int32), axis=0) == 1)"]
+
     def _param(self, copy: Copy, view: View, scale, value_type: str, what: str, tile: Tile, variables):
         """A scale whose groups are not those of the tile is read once for each value."""
+        if scale.dynamic and self._together(copy):
+            first = {"block": "group_block", "slot": "group_slot", SLOT_NUMBER: "group_number"}
+            variables = variables | {axis: Variable(self.layout.prefix + name) for axis, name in first.items()}
         own = next((a.step for a in scale.axes if a.name == "dim" and a.step > 1 and a.count != 1), None)
         if own is None or own == self.groups[copy.stream]:
             return super()._param(copy, view, scale, value_type, what, tile, variables)
@@ -254,6 +294,8 @@ class _Builder:
             moves=moves,
             groups=tuple(self._groups(moves)),
             head_tile=self.sched.heads or 1,
+            step=str(self.sched.together) if self._padded else "TOKENS",
+            end=self._end,
             fills=fills,
             valid=self._valid(sides),
             stride_units=(self.source.stride_unit, self.destination.stride_unit),
@@ -267,6 +309,7 @@ class _Builder:
                 "divided": self.sched.heads is not None,
                 "stride_unit": any(half.stride_unit > 1 for half in self.halves),
                 "native": self._native(),
+                "together": bool(self.destination.group_axes),
             },
         )
 
@@ -275,6 +318,15 @@ class _Builder:
         moved = [half.layout.leaf(copy.leaf) for copy in self.plan.copies if copy.leaf]
         found = self.plan.placement == "blocks" or half.axes & {"block", "slot"} or half.runs
         return bool(found) or any(map(half._once, moved))
+
+    @property
+    def _padded(self) -> bool:
+        """Whether a tile has more lanes than tokens."""
+        return self.sched.together not in (None, self.sched.tokens)
+
+    @property
+    def _end(self) -> str:
+        return f"tl.minimum(num_tokens, first + {self.sched.together})" if self._padded else "num_tokens"
 
     def _divided(self, name: str) -> bool:
         """Whether an index variable depends on which heads a tile has."""
@@ -317,6 +369,9 @@ class _Builder:
             run_number=SLOT_NUMBER in half.runs,
             aligned=layout.block_size is not None and layout.block_size % most == 0,
             tables=tuple(_tables(self.transfer, half)),
+            group_block=bool(half.group_axes & {"block", SLOT_NUMBER}),
+            group_slot=bool(half.group_axes & {"slot", SLOT_NUMBER}),
+            group_number=SLOT_NUMBER in half.group_axes,
         )
 
     def _valid(self, sides: tuple[KernelSide, ...]) -> str:
@@ -328,7 +383,7 @@ class _Builder:
             terms += [f"({side.prefix}{what} >= 0)", f"({side.prefix}{what} < {side.prefix}{count})"]
             if half.layout.slots.skip is not None:
                 each.append(f"({side.prefix}slot_number != {side.prefix.upper()}SKIP)")
-        first = f"(token < tl.where({' & '.join(whole)}, num_tokens, 0))" if whole else "in_range"
+        first = f"(token < tl.where({' & '.join(whole)}, {self._end}, 0))" if whole else "in_range"
         return " & ".join([first, *each])
 
     def _summary(self) -> str:
@@ -358,8 +413,17 @@ class _Builder:
             mask_definition=encoded.mask_definition if f"{copy.stream}_mask" in encoded.cache_masks.store else "",
             decoded=(decoded,) if decoded.encoded else (),
             encoded=(encoded,) if encoded.encoded else (),
+            inside=self._inside(copy, tile),
             rounded="" if encoded.encoded else self._plain_type(self.destination, copy.destination),
         )
+
+    def _inside(self, copy: Copy, tile: Tile) -> str:
+        """Code 0 above a minimum is no 0: lanes past the row are not to meet the amax that is taken of it."""
+        ours, theirs = (half.layout.stream(copy.stream) for half in self.halves)
+        makes_amax = theirs.scale is not None and theirs.scale.dynamic and not theirs.encoding.zero
+        if not (copy.zero and makes_amax):
+            return ""
+        return " & ".join(self.source._variables(ours.name, tile)[1])
 
     def _raw_move(self, name: str, route: str, copy: Copy, tile: Tile) -> Move:
         value_type = self._value_type(copy)

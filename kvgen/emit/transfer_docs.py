@@ -7,7 +7,7 @@ import textwrap
 from kvgen.emit.docs import buffer_lines
 from kvgen.emit.names import block_size_name, num_layers_name
 from kvgen.plan import Plan
-from kvgen.transfer import Transfer, token_refusal
+from kvgen.transfer import Transfer, most_together, token_refusal, tokens_together
 
 
 def module_doc(transfer: Transfer) -> list[str]:
@@ -68,6 +68,7 @@ def function_doc(transfer: Transfer, plan: Plan) -> tuple[str, tuple[str, ...]]:
             f"src_blocks[i // {sizes[0]}] * {sizes[0]} + i % {sizes[0]} and written at",
             f"dst_blocks[i // {sizes[1]}] * {sizes[1]} + i % {sizes[1]}.",
             "num_tokens are moved, which both lists hold; without it they hold the same number of tokens.",
+            *_together_lines(transfer),
         ]
     lines += [
         "A token whose place is negative or lies past the pool, on either side, is skipped: nothing of it is read or",
@@ -85,6 +86,20 @@ def function_doc(transfer: Transfer, plan: Plan) -> tuple[str, tuple[str, ...]]:
         "TypeError and ValueError name the tensor that does not fit, before anything is launched.",
     ]
     return summary, tuple(lines)
+
+
+def _together_lines(transfer: Transfer) -> list[str]:
+    """What is made of several tokens at once, and what becomes of those that are not moved."""
+    shared = [s.name for s in transfer.source.streams if tokens_together(transfer, s.name) != 1]
+    if not shared:
+        return []
+    scales = _listed([f"{name}.scale" for name in shared])
+    text = (
+        f"{scales}: made of the {most_together(transfer)} tokens of the destination that share it, as many of them as "
+        "are moved. What lies in slots past the last token counts unless num_tokens leaves it out. Others of the group "
+        "that are not moved keep their codes, which mean something else then: move whole groups."
+    )
+    return textwrap.wrap(text, 112)
 
 
 def _layer_lines(transfer: Transfer) -> list[str]:

@@ -63,6 +63,7 @@ class TransferFunction:
     covered: str
     times: str
     tokens: str
+    step: str
     options: str
     uses: dict[str, bool]
 
@@ -205,6 +206,7 @@ def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
         times=(" * num_layers" if transfer.layers == "all" else "")
         + (f" * triton.cdiv(heads, {sched.heads})" if sched.heads else ""),
         tokens=_unless_capped(sched.tokens, sched.capped_tokens),
+        step=str(sched.together or "tokens"),
         options=_options(kernel, encoded),
         uses=kernel.uses,
     )

@@ -274,12 +274,15 @@ def transfer_cases(what: Transfer) -> Iterator[TransferCase]:
             yield case("transfer", "heads", _heads)
         if what.layers == "all" and any(layout.layers is None for layout in what.sides):
             yield case("transfer", "tables", _tables)
+    elif what.sharded:
+        yield case("transfer_blocks", "heads", _heads_of_blocks)
     yield case("transfer_blocks", "B0", _blocks, 0)
     yield case("transfer_blocks", "one", _blocks, 1)
     yield case("transfer_blocks", "many", _blocks, 1 << 30)
     yield case("transfer_blocks", "padded", _blocks, 1 << 30, "padded")
     yield case("transfer_blocks", "skipped", _skipped_blocks)
     yield case("transfer_blocks", "capped", _blocks, 1 << 30, programs=2)
+    yield case("transfer_blocks", "cut", _cut_blocks)
 
 
 def _tokens(bench, count, geometry="compact", *, other=None, variant=0, dtype=torch.int64, **options) -> None:
@@ -324,13 +327,22 @@ def _edge_layers(bench: TransferBench) -> None:
 
 
 def _heads(bench: TransferBench) -> None:
+    _some_heads(bench, lambda heads: bench.move(*bench.pair(6), heads=heads))
+
+
+def _heads_of_blocks(bench: TransferBench) -> None:
+    held = min(side.sizes.slots for side in bench.sides)
+    _some_heads(bench, lambda heads: bench.move_blocks(*bench.blocks(held), heads=heads))
+
+
+def _some_heads(bench: TransferBench, move: Callable[[Heads], None]) -> None:
     """Some heads to other places; where what is stored needs all of them, the refusal says so."""
     counts = [bench._heads(side) for side in bench.sides]
     count = max(1, min(counts) // 2)
     bench.make()
     try:
-        bench.move(*bench.pair(6), heads=Heads(counts[0] - count, 0, count))
-        bench.move(*bench.pair(6), heads=Heads(0, counts[1] - count, count))
+        move(Heads(counts[0] - count, 0, count))
+        move(Heads(0, counts[1] - count, count))
     except ValueError as error:
         if "share" not in str(error):
             raise Mismatch(f"heads {count} of {counts}: {error}") from error
@@ -356,6 +368,13 @@ def _blocks(bench: TransferBench, tokens: int, geometry: str = "compact", **opti
     sizes = [side.sizes.block_size for side in bench.sides]
     whole = len(src) * sizes[0] == len(dst) * sizes[1]
     bench.move_blocks(src, dst, None if whole else held, **options)
+
+
+def _cut_blocks(bench: TransferBench) -> None:
+    """A number of tokens that ends in the middle of a block."""
+    bench.make("padded")
+    src, dst, held = bench.blocks(min(side.sizes.slots for side in bench.sides))
+    bench.move_blocks(src, dst, held - min(side.sizes.block_size for side in bench.sides) // 2 - 1)
 
 
 def _skipped_blocks(bench: TransferBench) -> None:
