@@ -436,9 +436,9 @@ def _transfer_blocks_kernel(
         first = tile * TOKENS
         token = first + tl.arange(0, TOKENS)
         src_block = tl.load(src_blocks_ptr + first // SRC_BLOCK_SIZE).to(tl.int64)
-        src_slot = first % SRC_BLOCK_SIZE + tl.arange(0, TOKENS)
+        src_slot = tl.multiple_of(first % SRC_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
         dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
-        dst_slot = first % DST_BLOCK_SIZE + tl.arange(0, TOKENS)
+        dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
         # A pair of which either side is not there is skipped.
         valid = token < tl.where(
             (src_block >= 0) & (src_block < src_num_blocks) & (dst_block >= 0) & (dst_block < dst_num_blocks),

@@ -264,7 +264,7 @@ def _transfer_blocks_kernel(
         src_block = tl.load(src_blocks_ptr + token // SRC_BLOCK_SIZE, mask=in_range, other=-1).to(tl.int64)
         src_slot = token % SRC_BLOCK_SIZE
         dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
-        dst_slot = first % DST_BLOCK_SIZE + tl.arange(0, TOKENS)
+        dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
         dst_group_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
         dst_group_slot = first % DST_BLOCK_SIZE
         # A pair of which either side is not there is skipped.

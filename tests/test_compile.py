@@ -153,6 +153,23 @@ def test_what_few_tokens_change_is_compiled_too():
     assert [form for form, _, _ in forms("paged_x_vector_fp8")] == ["", "few tokens"]
 
 
+def test_slot_minor_values_are_moved_in_whole_vectors():
+    from kvgen.documents import load_text
+    from kvgen.emit import kernels, render_layout
+
+    texts, specs = {}, {}
+    for name, sides in {"there": ("paged_nhd", "paged_x_vector"), "back": ("paged_x_vector", "paged_nhd")}.items():
+        text = "name: {}\ntransfer:\n  from: {}\n  to: {}\n".format(name, *sides)
+        what = load_text(text, str(ROOT / "layouts" / "transfers" / f"{name}.yaml"))
+        texts[name] = render_layout(what)
+        specs[name] = [spec for spec in kernels(what) if spec.label == "_transfer_blocks_kernel"]
+    _, report = compile_report.compile_all(texts, specs, ["sm_90"])
+    there, back = (report[name]["_transfer_blocks_kernel"]["sm_90"] for name in texts)
+    values = 2 * 16 * 128 // 8 // 256  # vectors of a thread: 2 heads, 16 tokens, 256 threads
+    assert there.stores == {"16": 2 * values, "2": 8 * values}  # keys and values, and values of a part of a tile
+    assert back.loads == {"16": 2 * values, "8": 2, "2": 8 * values}  # and numbers of blocks
+
+
 def test_equal_kernels_are_told_by_code_not_by_comments():
     plain, commented = (
         compile_report._sources(MODULE),

@@ -67,6 +67,7 @@ class KernelSide:
     run_number: bool
     aligned: bool
     tables: tuple[str, ...]
+    first_slot: str  # of a tile that lies in one block
     group_block: bool = False
     group_slot: bool = False
     group_number: bool = False
@@ -328,6 +329,11 @@ class _Builder:
     def _end(self) -> str:
         return f"tl.minimum(num_tokens, first + {self.sched.together})" if self._padded else "num_tokens"
 
+    def _first_slot(self, block_size: str) -> str:
+        """Where a tile begins in its block; whole tiles are told to be aligned, as the compiler does not see it."""
+        first = f"first % {block_size}"
+        return first if self._padded else f"tl.multiple_of({first}, TOKENS)"
+
     def _divided(self, name: str) -> bool:
         """Whether an index variable depends on which heads a tile has."""
         return self.sched.heads is not None and name in ("head", "src_heads", "dst_heads")
@@ -369,6 +375,7 @@ class _Builder:
             run_number=SLOT_NUMBER in half.runs,
             aligned=layout.block_size is not None and layout.block_size % most == 0,
             tables=tuple(_tables(self.transfer, half)),
+            first_slot=self._first_slot(block_size_name(layout)),
             group_block=bool(half.group_axes & {"block", SLOT_NUMBER}),
             group_slot=bool(half.group_axes & {"slot", SLOT_NUMBER}),
             group_number=SLOT_NUMBER in half.group_axes,
