@@ -57,8 +57,8 @@ def test_shipped_transfer(name: str) -> None:
 SAMPLE = pairs.compatible()[int(os.environ.get("KVGEN_PAIRS", "0")) :: 130]
 """KVGEN_PAIRS=N starts the sample at the N-th pair; ``python -m tests.pairs`` runs them all."""
 
-NARROW = [("nhd_bf16k_turbo2v", "nhd_int4"), ("packed_nvfp4", "nhd_nvfp4")]
-"""Codes of other widths on each side, and of one width."""
+NARROW = [("nhd_bf16k_turbo2v", "nhd_int4"), ("packed_nvfp4", "nhd_nvfp4"), ("nhd_int4", "nhd_int4_group")]
+"""Codes of other widths on each side, and of one width; groups of dims into channels of their own."""
 
 
 @pytest.mark.parametrize("pair", [*SAMPLE, *NARROW], ids="-".join)

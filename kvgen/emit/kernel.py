@@ -332,10 +332,12 @@ class Builder(Staging):
         rank = len(tile.order)
         own = {("group" if a.name == "dim" and a.step > 1 else a.name) for a in scale.axes}
         by_token = self._by_token(copy, scale)
+        by_channel = "group" in tile.order and "dim" in own  # each value of what the tile takes in groups
+        own |= {"group"} if by_channel else set()
         kept = [name for name in tile.order if name in own or (name == "token" and by_token)]
         seen = dict(variables)
-        bounds = []
-        for name in kept:
+        bounds = self._variables(copy.stream, tile)[1] if by_channel else []
+        for name in kept if not by_channel else []:
             if name == "group":
                 extent = -(-self.layout.stream(copy.stream).axes[-1].extent // self.layout.stream(copy.stream).group)
                 index = f"{index_name(self.layout, copy.stream, 'dim')}_group"
