@@ -11,6 +11,7 @@ import torch
 from kvgen import harness, runtime
 from kvgen.axes import Axis
 from kvgen.canonical import canonical
+from kvgen.descriptors import shards
 from kvgen.documents import load_text
 from kvgen.emit import render_layout
 from kvgen.harness.pools import Sizes, tensor_shape
@@ -175,6 +176,48 @@ def test_heads_of_two_ranks_and_back() -> None:
         moved = cache.view(12, 8, 16).flip(0).view(3, 4, 8, 16).clone()
         moved[:, :, ::4] = 7
         assert torch.equal(held, moved)
+
+
+@pytest.mark.parametrize(("src_tp", "dst_tp"), [(2, 4), (4, 2), (1, 4)])
+def test_heads_that_several_ranks_hold(src_tp: int, dst_tp: int) -> None:
+    """Two heads of a model, on more ranks than there are heads: each holds one, and two ranks hold the same."""
+    sides = [max(1, 2 // tp) for tp in (src_tp, dst_tp)]
+    module = module_of(
+        made(
+            f"{{layout: paged_nhd, axes: {{head: {sides[0]}, dim: 16}}, block_size: 4}}",
+            f"{{layout: paged_hnd, axes: {{head: {sides[1]}, dim: 16}}, block_size: 8}}",
+        )
+    )
+    model = [torch.randn(4, 4, 2, 16).bfloat16() for _ in range(2)]
+    held = [heads_of(rank, src_tp) for rank in range(src_tp)]
+    source = [[cache[:, :, first : first + sides[0]].clone() for cache in model] for first in held]
+    ranks = [[torch.full((2, sides[1], 8, 16), 7.0).bfloat16() for _ in range(2)] for _ in range(dst_tp)]
+    for move in shards(2, src_tp, dst_tp):
+        ends = *source[move.source_rank], *ranks[move.destination_rank]
+        heads = {"src_head": move.source, "dst_head": move.destination, "heads": move.count}
+        module.transfer_blocks(*ends, torch.tensor([2, 0]), torch.tensor([1]), **heads)
+    for rank, pools in enumerate(ranks):
+        first = heads_of(rank, dst_tp)
+        for cache, pool in zip(model, pools, strict=True):
+            wanted = cache[[2, 0]].reshape(8, 2, 16)[:, first : first + sides[1]].transpose(0, 1)
+            assert torch.equal(pool[1], wanted)
+            assert bool((pool[0] == 7).all())
+
+
+def heads_of(rank: int, ranks: int) -> int:
+    """The first of two heads that a rank holds."""
+    return rank * 2 // ranks
+
+
+def test_heads_that_are_not_named_keep_their_bytes() -> None:
+    """Codes and scales of one head into a record that others share with it."""
+    one, three = (f"{{layout: packed_fp8_token_head, axes: {{head: {n}, dim: 16}}, block_size: 4}}" for n in (1, 3))
+    source, destination = (torch.randint(0, 256, (2, 4, n, 40), dtype=torch.uint8) for n in (1, 3))
+    wanted = destination.clone()
+    wanted[1, :, 2] = source[0, :, 0]
+    blocks = torch.tensor([0]), torch.tensor([1])
+    module_of(made(one, three)).transfer_blocks(source, destination, *blocks, src_head=0, dst_head=2, heads=1)
+    assert torch.equal(destination, wanted)
 
 
 def test_one_scale_for_both_sides_is_no_argument() -> None:
