@@ -604,8 +604,10 @@ def _check_heads(src_head, dst_head, heads, src_heads, dst_heads):
     _check_whole("heads", heads, 1)
     for name, head, count in (("src_head", src_head, src_heads), ("dst_head", dst_head, dst_heads)):
         _check_whole(name, head, 0)
+        if heads > count:
+            raise ValueError(f"heads: expected at most {count}, as {name} counts, got {heads}")
         if head + heads > count:
-            raise ValueError(f"{name}: expected {heads} heads from it on, of {count}, got {head}")
+            raise ValueError(f"{name}: expected at most {count - heads}, with {heads} of {count} heads, got {head}")
 
 
 def _covered(num_tokens, src_tokens, dst_tokens):

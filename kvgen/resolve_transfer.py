@@ -9,7 +9,7 @@ from kvgen import resources
 from kvgen.axes import Axis
 from kvgen.derive import derive
 from kvgen.diagnostics import Diagnostic, KvgenError
-from kvgen.layout import Layout, Stream
+from kvgen.layout import Layout, Scale, Stream
 from kvgen.names import objection
 from kvgen.packing import BITS
 from kvgen.resolve import load_source
@@ -171,7 +171,8 @@ class _Resolver:
         for stream in found.source.streams:
             theirs = found.destination.stream(stream.name)
             if not found.raw(stream.name) and not found.requantise:
-                kinds = f"{_stored(stream)} at the source and as {_stored(theirs)} at the destination"
+                kinds = [_stored(*pair) for pair in ((stream, theirs), (theirs, stream))]
+                kinds = f"{kinds[0]} at the source and as {kinds[1]} at the destination"
                 message = f"`{stream.name}` is stored as {kinds}"
                 hint = "`convert: requantise` lets it be decoded and encoded anew; `streams: from` keeps it as it is"
                 self.report("KV504", message, ("transfer", "to"), hint)
@@ -211,11 +212,32 @@ def _differ(ours: Axis, theirs: Axis) -> bool:
     return None not in (ours.extent, theirs.extent) and ours.extent != theirs.extent
 
 
-def _stored(stream: Stream) -> str:
-    if stream.encoding is None:
-        return " or ".join(stream.dtypes)
-    scale = stream.scale
-    return stream.encoding.code if scale is None else f"{stream.encoding.mode} with a scale of its own"
+def _stored(stream: Stream, other: Stream) -> str:
+    """What codes of a stream are, and what they mean something by that the other side has otherwise."""
+    ours, theirs = _facts(stream), _facts(other)
+    return " ".join(text for what, text in ours.items() if text and (what == "codes" or text != theirs.get(what)))
+
+
+def _facts(stream: Stream) -> dict[str, str]:
+    """All that bytes are decoded by, in words."""
+    encoding, scale = stream.encoding, stream.scale
+    if encoding is None:
+        return {"codes": " or ".join(stream.dtypes)}
+    facts = {
+        "codes": encoding.mode if scale else encoding.code,
+        "rotation": "after a Hadamard rotation" if encoding.rotation else "",
+        "scale": f"with {_scale_text(scale)}" if scale else "",
+        "zero": f"above a {encoding.zero.dtype} {encoding.zero.kind}" if encoding.zero else "",
+    }
+    return facts | ({"outer": f"counted in {_scale_text(scale.scale)}"} if scale and scale.scale else {})
+
+
+def _scale_text(scale: Scale) -> str:
+    names = {"block": "block", "slot": "token"}
+    axes = [names.get(axis.name, axis.name) + (f"//{axis.step}" if axis.step > 1 else "") for axis in scale.axes]
+    per = " ".join(axes).replace("block token", "token") or "tensor"
+    given = "" if scale.stored else f"given {'inverse ' if scale.given == 'inverse' else ''}"
+    return f"a {given}{scale.dtype} scale per {per}"
 
 
 def folders(beside: Path) -> list[Path]:

@@ -189,6 +189,13 @@ def test_new_never_overwrites(folder):
     assert Path("layouts/mine.yaml").read_text() == "precious\n"
 
 
+def test_new_refuses_the_name_of_a_transfer(folder):
+    result = kvgen("new", "nhd_to_hnd")
+    assert result.code == 1
+    assert result.err.startswith("error[KV708]: nhd_to_hnd is the name of a transfer, ")
+    assert not list(folder.rglob("*.yaml"))
+
+
 @pytest.mark.parametrize("name", ["3x", "class", "a-b", "../a", "", "a\nb: c"])
 def test_new_refuses_names_that_are_none(folder, name):
     result = kvgen("new", name)

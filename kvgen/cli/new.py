@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvgen.cli.common import DEFAULT_FOLDER, layout_path
+from kvgen.cli.common import DEFAULT_FOLDER, layout_path, shipped_layouts
 from kvgen.diagnostics import Diagnostic, KvgenError
 
 STARTER = """\
@@ -47,6 +47,12 @@ def new(
     from kvgen.emit.write import write_files
 
     path = out / f"{name}.yaml"
+    taken = shipped_layouts().get(name)
+    if taken is not None and taken.parent.name == "transfers":
+        message = f"{name} is the name of a transfer, {taken.as_posix()}"
+        raise KvgenError(
+            Diagnostic("KV708", message, hint="choose another: a layout of that name would stand before it")
+        )
     text = _starter(out, name) if like is None else _renamed(layout_path(like), name)
     load_text(text, path.as_posix())  # a name that is no identifier is reported by whoever checks names
     if os.path.lexists(path):
