@@ -639,41 +639,6 @@ def _signed(value, sign):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
-
-
-@triton.jit
-def _times(x, inverse, scale):
-    """x times the inverse of the scale; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, x * inverse)
-
-
-@triton.jit
-def _fp8_e4m3_codes(x, native: tl.constexpr):
-    """Float32 to e4m3, to nearest even, saturating; NaN of either sign is 0x7F."""
-    if native:
-        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    else:
-        code = _fp8_e4m3_integers(x)
-    return code.to(tl.uint8)
-
-
-@triton.jit
-def _fp8_e4m3_integers(x):
-    """The same by integers, for targets without such a cast."""
-    bits = x.to(tl.uint32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    # Below the smallest normal: adding a power of two leaves the code in the low bits of the sum.
-    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
-    code = tl.minimum(tl.where(size < 0x3C800000, small, normal), 0x7E)
-    code = code | ((bits >> 24) & 0x80)
-    return tl.where(x != x, 0x7F, code).to(tl.uint8)
-
-
-@triton.jit
 def _fp8_e4m3_values(code, native: tl.constexpr):
     if native:
         value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
@@ -780,11 +745,6 @@ def _check_reach(name, tensor, device):
     if tensor.device != device and not (device.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()):
         where = f"unpinned memory of {tensor.device}" if tensor.device.type == "cpu" else tensor.device
         raise ValueError(f"{name}: expected device {device} or pinned host memory, got {where}")
-
-
-def _check_type(name, tensor, dtype):
-    if tensor.dtype != dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, as at the source, got {tensor.dtype}")
 
 
 def _check_heads(src_head, dst_head, heads, src_heads, dst_heads):

@@ -934,55 +934,72 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_hnd_int8_token_f0a3c36a.append and so on take what the functions here take, but for out and
-    zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
+    torch.ops.kvgen_hnd_int8_token_edec1836.NAME takes what the function takes, but for out and zero_skipped where results
+    are new tensors. Operators have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_hnd_int8_token_f0a3c36a
-    for function, schema, fake in (
+    ops = torch.ops.kvgen_hnd_int8_token_edec1836
+    for schema, function, fake in (
         (
+            "append(Tensor key, Tensor value, Tensor(a2!) key_cache, Tensor(a3!) value_cache, Tensor(a4!) key_scales, Tensor(a5!) value_scales, Tensor slot_mapping) -> ()",
             append,
-            "(Tensor key, Tensor value, Tensor(a2!) key_cache, Tensor(a3!) value_cache, Tensor(a4!) key_scales, Tensor(a5!) value_scales, Tensor slot_mapping) -> ()",
             _nothing,
         ),
         (
+            "append_key(Tensor key, Tensor(a1!) key_cache, Tensor(a2!) key_scales, Tensor slot_mapping) -> ()",
             append_key,
-            "(Tensor key, Tensor(a1!) key_cache, Tensor(a2!) key_scales, Tensor slot_mapping) -> ()",
             _nothing,
         ),
         (
+            "append_value(Tensor value, Tensor(a1!) value_cache, Tensor(a2!) value_scales, Tensor slot_mapping) -> ()",
             append_value,
-            "(Tensor value, Tensor(a1!) value_cache, Tensor(a2!) value_scales, Tensor slot_mapping) -> ()",
             _nothing,
         ),
         (
+            "append_positions(Tensor key, Tensor value, Tensor(a2!) key_cache, Tensor(a3!) value_cache, Tensor(a4!) key_scales, Tensor(a5!) value_scales, Tensor block_table, Tensor positions, Tensor? request_ids=None) -> ()",
             append_positions,
-            "(Tensor key, Tensor value, Tensor(a2!) key_cache, Tensor(a3!) value_cache, Tensor(a4!) key_scales, Tensor(a5!) value_scales, Tensor block_table, Tensor positions, Tensor? request_ids=None) -> ()",
             _nothing,
         ),
         (
+            "gather(Tensor key_cache, Tensor value_cache, Tensor key_scales, Tensor value_scales, Tensor slots, *, ScalarType? dtype=None) -> (Tensor, Tensor)",
             gather,
-            "(Tensor key_cache, Tensor value_cache, Tensor key_scales, Tensor value_scales, Tensor slots, *, ScalarType? dtype=None) -> (Tensor, Tensor)",
             _gather_fake,
         ),
         (
+            "gather_paged(Tensor key_cache, Tensor value_cache, Tensor key_scales, Tensor value_scales, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None) -> (Tensor, Tensor)",
             gather_paged,
-            "(Tensor key_cache, Tensor value_cache, Tensor key_scales, Tensor value_scales, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None) -> (Tensor, Tensor)",
             _gather_paged_fake,
         ),
         (
+            "gather_codes(Tensor key_cache, Tensor value_cache, Tensor key_scales, Tensor value_scales, Tensor slots) -> (Tensor, Tensor, Tensor, Tensor)",
             gather_codes,
-            "(Tensor key_cache, Tensor value_cache, Tensor key_scales, Tensor value_scales, Tensor slots) -> (Tensor, Tensor, Tensor, Tensor)",
             _gather_codes_fake,
         ),
         (
+            "copy_blocks(Tensor(a0!) key_cache, Tensor(a1!) value_cache, Tensor(a2!) key_scales, Tensor(a3!) value_scales, Tensor pairs) -> ()",
+            copy_blocks,
+            _nothing,
+        ),
+        (
+            "zero_blocks(Tensor(a0!) key_cache, Tensor(a1!) value_cache, Tensor(a2!) key_scales, Tensor(a3!) value_scales, Tensor blocks) -> ()",
+            zero_blocks,
+            _nothing,
+        ),
+        (
+            "slot_mapping(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             slot_mapping,
-            "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             _slot_mapping_fake,
         ),
+        ("fill_slots(Tensor block_table_row, SymInt start_pos, SymInt count) -> Tensor", fill_slots, _fill_slots_fake),
+        (
+            "gather_page_table(Tensor req_to_page, Tensor req_pool_indices, Tensor seq_lens, Tensor(a!) out, SymInt padding=-1) -> ()",
+            _write_page_table,
+            _nothing,
+        ),
     ):
-        name = f"kvgen_hnd_int8_token_f0a3c36a::{function.__name__}"
-        if not hasattr(ops, function.__name__):
-            torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
+        name, _, arguments = schema.partition("(")
+        if not hasattr(ops, name):
+            name = f"kvgen_hnd_int8_token_edec1836::{name}"
+            torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
             torch.library.register_fake(name, fake)
     return ops
@@ -1031,12 +1048,20 @@ def _gather_codes_fake(key_cache, value_cache, key_scales, value_scales, slots):
     )
 
 
+def _write_page_table(*tensors, **given):
+    gather_page_table(*tensors, **given)
+
+
 def _slot_mapping_fake(
     block_table, positions=None, *, context_lens=None, query_start_loc=None, request_ids=None, num_tokens=None
 ):
     if num_tokens is None:
         num_tokens = (context_lens if positions is None else positions).shape[0]
     return block_table.new_empty(num_tokens, dtype=torch.int64)
+
+
+def _fill_slots_fake(block_table_row, start_pos, count, **given):
+    return block_table_row.new_empty(count, dtype=torch.int64)
 
 
 @triton.jit(do_not_specialize=["num_slots"])

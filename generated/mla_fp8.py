@@ -792,43 +792,61 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_mla_fp8_bb528ed0.append and so on take what the functions here take, but for out and
-    zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
+    torch.ops.kvgen_mla_fp8_9e4c283c.NAME takes what the function takes, but for out and zero_skipped where results
+    are new tensors. Operators have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_mla_fp8_bb528ed0
-    for function, schema, fake in (
+    ops = torch.ops.kvgen_mla_fp8_9e4c283c
+    for schema, function, fake in (
         (
+            "append(Tensor latent, Tensor rope, Tensor(a2!) cache, Tensor slot_mapping, Tensor latent_scale, Tensor rope_scale) -> ()",
             append,
-            "(Tensor latent, Tensor rope, Tensor(a2!) cache, Tensor slot_mapping, Tensor latent_scale, Tensor rope_scale) -> ()",
             _nothing,
         ),
-        (append_latent, "(Tensor latent, Tensor(a1!) cache, Tensor slot_mapping, Tensor latent_scale) -> ()", _nothing),
-        (append_rope, "(Tensor rope, Tensor(a1!) cache, Tensor slot_mapping, Tensor rope_scale) -> ()", _nothing),
         (
+            "append_latent(Tensor latent, Tensor(a1!) cache, Tensor slot_mapping, Tensor latent_scale) -> ()",
+            append_latent,
+            _nothing,
+        ),
+        (
+            "append_rope(Tensor rope, Tensor(a1!) cache, Tensor slot_mapping, Tensor rope_scale) -> ()",
+            append_rope,
+            _nothing,
+        ),
+        (
+            "append_positions(Tensor latent, Tensor rope, Tensor(a2!) cache, Tensor block_table, Tensor positions, Tensor latent_scale, Tensor rope_scale, Tensor? request_ids=None) -> ()",
             append_positions,
-            "(Tensor latent, Tensor rope, Tensor(a2!) cache, Tensor block_table, Tensor positions, Tensor latent_scale, Tensor rope_scale, Tensor? request_ids=None) -> ()",
             _nothing,
         ),
         (
+            "gather(Tensor cache, Tensor slots, Tensor latent_scale, Tensor rope_scale, *, ScalarType? dtype=None) -> (Tensor, Tensor)",
             gather,
-            "(Tensor cache, Tensor slots, Tensor latent_scale, Tensor rope_scale, *, ScalarType? dtype=None) -> (Tensor, Tensor)",
             _gather_fake,
         ),
         (
+            "gather_paged(Tensor cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, Tensor latent_scale, Tensor rope_scale, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None) -> (Tensor, Tensor)",
             gather_paged,
-            "(Tensor cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, Tensor latent_scale, Tensor rope_scale, *, Tensor? starts=None, SymInt total_tokens, ScalarType? dtype=None) -> (Tensor, Tensor)",
             _gather_paged_fake,
         ),
-        (gather_codes, "(Tensor cache, Tensor slots) -> (Tensor, Tensor)", _gather_codes_fake),
+        ("gather_codes(Tensor cache, Tensor slots) -> (Tensor, Tensor)", gather_codes, _gather_codes_fake),
+        ("copy_blocks(Tensor(a0!) cache, Tensor pairs) -> ()", copy_blocks, _nothing),
+        ("zero_blocks(Tensor(a0!) cache, Tensor blocks) -> ()", zero_blocks, _nothing),
         (
+            "slot_mapping(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             slot_mapping,
-            "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             _slot_mapping_fake,
         ),
+        ("fill_slots(Tensor block_table_row, SymInt start_pos, SymInt count) -> Tensor", fill_slots, _fill_slots_fake),
+        (
+            "gather_page_table(Tensor req_to_page, Tensor req_pool_indices, Tensor seq_lens, Tensor(a!) out, SymInt padding=-1) -> ()",
+            _write_page_table,
+            _nothing,
+        ),
+        ("concat_mla_key(Tensor k_nope, Tensor k_rope) -> Tensor", concat_mla_key, _concat_mla_key_fake),
     ):
-        name = f"kvgen_mla_fp8_bb528ed0::{function.__name__}"
-        if not hasattr(ops, function.__name__):
-            torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
+        name, _, arguments = schema.partition("(")
+        if not hasattr(ops, name):
+            name = f"kvgen_mla_fp8_9e4c283c::{name}"
+            torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
             torch.library.register_fake(name, fake)
     return ops
@@ -862,12 +880,24 @@ def _gather_codes_fake(cache, slots):
     return new((num_tokens, 512), dtype=torch.float8_e4m3fn), new((num_tokens, 64), dtype=torch.float8_e4m3fn)
 
 
+def _write_page_table(*tensors, **given):
+    gather_page_table(*tensors, **given)
+
+
 def _slot_mapping_fake(
     block_table, positions=None, *, context_lens=None, query_start_loc=None, request_ids=None, num_tokens=None
 ):
     if num_tokens is None:
         num_tokens = (context_lens if positions is None else positions).shape[0]
     return block_table.new_empty(num_tokens, dtype=torch.int64)
+
+
+def _fill_slots_fake(block_table_row, start_pos, count, **given):
+    return block_table_row.new_empty(count, dtype=torch.int64)
+
+
+def _concat_mla_key_fake(k_nope, k_rope):
+    return k_nope.new_empty((*k_nope.shape[:2], k_nope.shape[2] + k_rope.shape[-1]))
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])

@@ -378,51 +378,6 @@ def _transfer_blocks_kernel(
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-@triton.jit
-def _to_bfloat16(x):
-    """Float32 to bfloat16, to nearest even; by integers in the interpreter, whose cast truncates."""
-    if INTERPRETED:
-        bits = x.to(tl.uint32, bitcast=True)
-        bits = tl.where(x != x, 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
-        y = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        y = x.to(tl.bfloat16)
-    return y
-
-
-@triton.jit
-def _rounded(x, dtype: tl.constexpr):
-    """Float32 to the type of what is written, to nearest even."""
-    if dtype == tl.bfloat16:
-        y = _to_bfloat16(x)
-    else:
-        y = x.to(dtype)
-    return y
-
-
-@triton.jit
-def _fp8_e4m3_codes(x, native: tl.constexpr):
-    """Float32 to e4m3, to nearest even, saturating; NaN of either sign is 0x7F."""
-    if native:
-        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    else:
-        code = _fp8_e4m3_integers(x)
-    return code.to(tl.uint8)
-
-
-@triton.jit
-def _fp8_e4m3_integers(x):
-    """The same by integers, for targets without such a cast."""
-    bits = x.to(tl.uint32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    # Below the smallest normal: adding a power of two leaves the code in the low bits of the sum.
-    small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
-    code = tl.minimum(tl.where(size < 0x3C800000, small, normal), 0x7E)
-    code = code | ((bits >> 24) & 0x80)
-    return tl.where(x != x, 0x7F, code).to(tl.uint8)
-
-
 def _tensor(name, tensor, ndim, device):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")

@@ -606,40 +606,7 @@ def _transfer_blocks_kernel(
         item += tl.num_programs(0)
 
 
-@triton.jit
-def _to_float32(x):
-    return x.to(tl.float32)
-
-
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
-@triton.jit
-def _to_bfloat16(x):
-    """Float32 to bfloat16, to nearest even; by integers in the interpreter, whose cast truncates."""
-    if INTERPRETED:
-        bits = x.to(tl.uint32, bitcast=True)
-        bits = tl.where(x != x, 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
-        y = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        y = x.to(tl.bfloat16)
-    return y
-
-
-@triton.jit
-def _rounded(x, dtype: tl.constexpr):
-    """Float32 to the type of what is written, to nearest even."""
-    if dtype == tl.bfloat16:
-        y = _to_bfloat16(x)
-    else:
-        y = x.to(dtype)
-    return y
-
-
-@triton.jit
-def _signed(value, sign):
-    """The value with a sign bit set; a minus of Triton's may lose that of zero."""
-    return (value.to(tl.uint32, bitcast=True) | sign).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -675,26 +642,6 @@ def _fp8_e4m3_integers(x):
     code = tl.minimum(tl.where(size < 0x3C800000, small, normal), 0x7E)
     code = code | ((bits >> 24) & 0x80)
     return tl.where(x != x, 0x7F, code).to(tl.uint8)
-
-
-@triton.jit
-def _fp8_e4m3_values(code, native: tl.constexpr):
-    if native:
-        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    else:
-        value = _fp8_e4m3_from_integers(code)
-    return value
-
-
-@triton.jit
-def _fp8_e4m3_from_integers(code):
-    code = code.to(tl.uint32)
-    size = code & 0x7F
-    exponent, mantissa = size >> 3, size & 7
-    normal = ((size << 20) + 0x3C000000).to(tl.float32, bitcast=True)
-    value = tl.where(exponent == 0, mantissa.to(tl.float32) * 0.001953125, normal)
-    value = _signed(value, (code & 0x80) << 24)
-    return tl.where(size == 0x7F, float("nan"), value)
 
 
 def _tensor(name, tensor, ndim, device):
@@ -784,11 +731,6 @@ def _check_reach(name, tensor, device):
     if tensor.device != device and not (device.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()):
         where = f"unpinned memory of {tensor.device}" if tensor.device.type == "cpu" else tensor.device
         raise ValueError(f"{name}: expected device {device} or pinned host memory, got {where}")
-
-
-def _check_type(name, tensor, dtype):
-    if tensor.dtype != dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, as at the source, got {tensor.dtype}")
 
 
 def _check_heads(src_head, dst_head, heads, src_heads, dst_heads):

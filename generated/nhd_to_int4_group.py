@@ -413,28 +413,6 @@ def _to_float32(x):
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-@triton.jit
-def _to_bfloat16(x):
-    """Float32 to bfloat16, to nearest even; by integers in the interpreter, whose cast truncates."""
-    if INTERPRETED:
-        bits = x.to(tl.uint32, bitcast=True)
-        bits = tl.where(x != x, 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
-        y = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        y = x.to(tl.bfloat16)
-    return y
-
-
-@triton.jit
-def _rounded(x, dtype: tl.constexpr):
-    """Float32 to the type of what is written, to nearest even."""
-    if dtype == tl.bfloat16:
-        y = _to_bfloat16(x)
-    else:
-        y = x.to(dtype)
-    return y
-
-
 _EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
 
 
@@ -493,22 +471,10 @@ def _uint4_codes_even(x, low: tl.constexpr, high: tl.constexpr):
 
 
 @triton.jit
-def _uint4_values(code):
-    return code.to(tl.float32)
-
-
-@triton.jit
 def _pack_4(codes):
     """[..., 2] codes of 4 bits to bytes, the first in the low bits."""
     low, high = tl.split(codes)
     codes = low | (high << 4)
-    return codes
-
-
-@triton.jit
-def _unpack_4(codes):
-    """Bytes to [..., 2] codes of 4 bits."""
-    codes = tl.join(codes & 15, codes >> 4)
     return codes
 
 
@@ -592,11 +558,6 @@ def _check_reach(name, tensor, device):
     if tensor.device != device and not (device.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()):
         where = f"unpinned memory of {tensor.device}" if tensor.device.type == "cpu" else tensor.device
         raise ValueError(f"{name}: expected device {device} or pinned host memory, got {where}")
-
-
-def _check_type(name, tensor, dtype):
-    if tensor.dtype != dtype:
-        raise TypeError(f"{name}: expected dtype {dtype}, as at the source, got {tensor.dtype}")
 
 
 def _check_heads(src_head, dst_head, heads, src_heads, dst_heads):

@@ -579,34 +579,43 @@ def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_packed_nhd_af8881ec.append and so on take what the functions here take, but for out and
-    zero_skipped: results are new tensors. They have no derivatives. Once registered, they stay.
+    torch.ops.kvgen_packed_nhd_d9a953f9.NAME takes what the function takes, but for out and zero_skipped where results
+    are new tensors. Operators have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_packed_nhd_af8881ec
-    for function, schema, fake in (
-        (append, "(Tensor key, Tensor value, Tensor(a2!) kv_cache, Tensor slot_mapping) -> ()", _nothing),
-        (append_key, "(Tensor key, Tensor(a1!) kv_cache, Tensor slot_mapping) -> ()", _nothing),
-        (append_value, "(Tensor value, Tensor(a1!) kv_cache, Tensor slot_mapping) -> ()", _nothing),
+    ops = torch.ops.kvgen_packed_nhd_d9a953f9
+    for schema, function, fake in (
+        ("append(Tensor key, Tensor value, Tensor(a2!) kv_cache, Tensor slot_mapping) -> ()", append, _nothing),
+        ("append_key(Tensor key, Tensor(a1!) kv_cache, Tensor slot_mapping) -> ()", append_key, _nothing),
+        ("append_value(Tensor value, Tensor(a1!) kv_cache, Tensor slot_mapping) -> ()", append_value, _nothing),
         (
+            "append_positions(Tensor key, Tensor value, Tensor(a2!) kv_cache, Tensor block_table, Tensor positions, Tensor? request_ids=None) -> ()",
             append_positions,
-            "(Tensor key, Tensor value, Tensor(a2!) kv_cache, Tensor block_table, Tensor positions, Tensor? request_ids=None) -> ()",
             _nothing,
         ),
-        (gather, "(Tensor kv_cache, Tensor slots) -> (Tensor, Tensor)", _gather_fake),
+        ("gather(Tensor kv_cache, Tensor slots) -> (Tensor, Tensor)", gather, _gather_fake),
         (
+            "gather_paged(Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens) -> (Tensor, Tensor)",
             gather_paged,
-            "(Tensor kv_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens) -> (Tensor, Tensor)",
             _gather_paged_fake,
         ),
+        ("copy_blocks(Tensor(a0!) kv_cache, Tensor pairs) -> ()", copy_blocks, _nothing),
+        ("zero_blocks(Tensor(a0!) kv_cache, Tensor blocks) -> ()", zero_blocks, _nothing),
         (
+            "slot_mapping(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             slot_mapping,
-            "(Tensor block_table, Tensor? positions=None, *, Tensor? context_lens=None, Tensor? query_start_loc=None, Tensor? request_ids=None, SymInt? num_tokens=None) -> Tensor",
             _slot_mapping_fake,
         ),
+        ("fill_slots(Tensor block_table_row, SymInt start_pos, SymInt count) -> Tensor", fill_slots, _fill_slots_fake),
+        (
+            "gather_page_table(Tensor req_to_page, Tensor req_pool_indices, Tensor seq_lens, Tensor(a!) out, SymInt padding=-1) -> ()",
+            _write_page_table,
+            _nothing,
+        ),
     ):
-        name = f"kvgen_packed_nhd_af8881ec::{function.__name__}"
-        if not hasattr(ops, function.__name__):
-            torch.library.define(name, schema, tags=torch.Tag.pt2_compliant_tag)
+        name, _, arguments = schema.partition("(")
+        if not hasattr(ops, name):
+            name = f"kvgen_packed_nhd_d9a953f9::{name}"
+            torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
             torch.library.register_fake(name, fake)
     return ops
@@ -632,12 +641,20 @@ def _gather_paged_fake(kv_cache, block_table, seq_lens, cu_seq_lens, *, starts=N
     )
 
 
+def _write_page_table(*tensors, **given):
+    gather_page_table(*tensors, **given)
+
+
 def _slot_mapping_fake(
     block_table, positions=None, *, context_lens=None, query_start_loc=None, request_ids=None, num_tokens=None
 ):
     if num_tokens is None:
         num_tokens = (context_lens if positions is None else positions).shape[0]
     return block_table.new_empty(num_tokens, dtype=torch.int64)
+
+
+def _fill_slots_fake(block_table_row, start_pos, count, **given):
+    return block_table_row.new_empty(count, dtype=torch.int64)
 
 
 @triton.jit(do_not_specialize=["num_slots"])

@@ -29,6 +29,7 @@ def canonical(layout: Layout) -> str:
         *_slots(layout),
         *_fuse(layout),
         *_schedule(layout),
+        *([f"functions: [{', '.join(layout.functions)}]"] if layout.functions else []),
     ]
     return "\n".join(sections) + "\n"
 

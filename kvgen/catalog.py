@@ -266,6 +266,16 @@ CATALOG: dict[str, Entry] = {
         example="fuse:\n  input: packed_qkv\n  key: [rope]",
         cure="The message says what is missing, or what to leave out.",
     ),
+    "KV223": Entry(
+        title="A function that the module does not have",
+        cause=(
+            "`functions` names those that a module is to have, and `kvgen build --only` does. One of them is unknown, "
+            "or rests on something that the layout has not: `append_fused` on a section `fuse`, `gather_codes` on an "
+            "encoding, `append` on streams that can be appended."
+        ),
+        example="functions: [append, gathers]",
+        cure="Check the spelling; without the key the module has all functions that it can have.",
+    ),
     "KV301": Entry(
         title="A spelling mistake in an order",
         cause=(

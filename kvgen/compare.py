@@ -96,6 +96,7 @@ def _facts(layout: Layout) -> Iterator[tuple[tuple[str, str], str]]:
     yield ("slots", "dealt to"), dealt
     yield ("schedule", "append"), str(_hints(layout.schedule.append))
     yield ("schedule", "gather"), str(_hints(layout.schedule.gather))
+    yield ("module", "functions"), ", ".join(layout.functions) or "all"
 
 
 def _hints(hints) -> str:

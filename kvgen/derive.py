@@ -41,7 +41,8 @@ def derive(base: Source, other: Source, replaced: Mapping, streams: Source | Non
     """
     parts = [base, other, *([streams] if streams else [])]
     offsets = [sum(map(extent, parts[:i])) for i in range(len(parts))]
-    entries = {key.text: (key, value) for key, value in base.root.entries}
+    # What the base's own module has, another one need not.
+    entries = {key.text: (key, value) for key, value in base.root.entries if key.text != "functions"}
     if streams:
         given = {key.text: (key, value) for key, value in shifted(streams.root, offsets[2]).entries}
         entries.pop("streams", None)

@@ -359,6 +359,10 @@ class Encodings:
                 self._problem(Diagnostic(error.code, error.message, span, error.hint))
         if len(self.problems) > before:
             return None
+        if "slot" in found and "block" not in found:
+            message = "blocks would share the scales of their slots, and a buffer holds what varies over `block`"
+            self._report("KV306", message, *where, hint="`token` is `block` and `slot`")
+            return None
         return tuple(found[name] for name in _LOGICAL if name in found)
 
     def _written(self, *where: str) -> bool:

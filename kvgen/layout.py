@@ -281,6 +281,7 @@ class Layout:
     one side of a transfer: its buffers are called so already, and so is what generated code says of it.
     ``of_leaves``: its streams are the leaves of another layout, as they are stored (``kvgen.stored``). ``query`` is
     what a fused append takes beside the streams; it is a stream in all but that nothing of it is stored.
+    ``functions`` are those that its module has, all where none is named.
     """
 
     name: str
@@ -298,6 +299,7 @@ class Layout:
     regions: Axis | None = None
     fuse: Fuse | None = None
     query: Stream | None = None
+    functions: tuple[str, ...] = ()
 
     @property
     def mla(self) -> bool:

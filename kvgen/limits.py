@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvgen.functions import chosen_plans
 from kvgen.layout import KernelHints, Layout
-from kvgen.lower import lower
 from kvgen.schedule import padded_side, schedule
 
 LARGEST = 1 << 20
@@ -28,7 +28,7 @@ class TooLarge:
 def too_large(layout: Layout) -> Iterator[TooLarge]:
     """Every stream and padding with more values than a program can hold. Extents known at launch are left out."""
     seen = set()
-    for plan in lower(layout):
+    for plan in (plan for of, plan in chosen_plans(layout) if of is layout):
         division = schedule(layout, plan)
         wished = getattr(layout.schedule, plan.kind) != KernelHints()
         for copy, tile in zip(plan.copies, division.tiles, strict=True):

@@ -8,13 +8,14 @@ from pathlib import Path
 from kvgen.axes import Axis
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.encodings import Encodings
+from kvgen.functions import objections
 from kvgen.fuse import Fusing
 from kvgen.layout import Buffer, FewHints, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
 from kvgen.limits import LARGEST, too_large
 from kvgen.names import AXES, argument_objection, objection
 from kvgen.packing import BITS, pack_of
 from kvgen.places import Known, Places
-from kvgen.source import Location, Source, parse, read
+from kvgen.source import Location, Sequence, Source, parse, read
 from kvgen.spec import KernelSpec, Reading, Spec, StreamSpec, read_spec
 from kvgen.stages import Fuse
 from kvgen.suggest import suggestion
@@ -98,9 +99,18 @@ class _Resolver:
             schedule=ScheduleHints(_hints(spec.schedule.append), _hints(spec.schedule.gather)),
             fuse=fuse,
             query=query,
+            functions=spec.functions,
         )
+        self.functions(layout)
         self.sizes(layout)
         return layout
+
+    def functions(self, layout: Layout) -> None:
+        """What is asked for must be what the module can have."""
+        _, node = self.source.node(("functions",)) if layout.functions else (None, None)
+        for index, message, hint in objections(layout, layout.functions):
+            where = ("functions", index) if isinstance(node, Sequence) else ("functions",)
+            self.report("KV223", message, where, hint)
 
     def sizes(self, layout: Layout) -> None:
         """Nothing may be larger than a program can hold."""

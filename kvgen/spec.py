@@ -28,6 +28,7 @@ from kvgen.values import (
     Extent,
     Flag,
     Floor,
+    Functions,
     Holds,
     Line,
     ModeName,
@@ -285,6 +286,9 @@ class Spec(_Model):
     slots: SlotsSpec = Field(SlotsSpec(), description="How slot numbers are written, and which are skipped.")
     fuse: FuseSpec | None = Field(None, description="Norm and rotary embedding in the same launch as append.")
     schedule: ScheduleSpec = Field(ScheduleSpec(), description="How kernels are divided; chosen by kvgen otherwise.")
+    functions: Functions = Field(
+        (), description="The functions that the module has: `[append, gather]`; all without it."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,14 @@ def _regions(value: object) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _names(value: object) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        got = "an empty list" if names == [] else shown(value)
+        raise fail("KV203", f"expected the name of a function or a list of such names, got {got}")
+    return tuple(names)
+
+
 def _holds(value: object) -> tuple[str, ...]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -279,6 +287,11 @@ Regions = Annotated[
     tuple[str, ...],
     PlainValidator(_regions),
     WithJsonSchema({"anyOf": [{"const": "layer"}, {"const": ["layer"]}]}),
+]
+Functions = Annotated[
+    tuple[str, ...],
+    PlainValidator(_names),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
 ]
 SlotType = Annotated[Literal["int32", "int64"], *choice("int64", "int32")]
 ModeName = Annotated[str, PlainValidator(_mode), WithJsonSchema({"enum": list(MODES)})]

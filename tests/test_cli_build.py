@@ -234,3 +234,27 @@ def test_shipped_layouts_can_be_named(project):
 def test_the_repositorys_modules_are_up_to_date(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert kvgen("build", "--check") == Result(0, "", "")
+
+
+def test_only_takes_some_functions(project):
+    """Into a folder of their own; a build without the option finds other modules there."""
+    call = ("build", "layouts/a.yaml", "--out", "some", "--only", "append, gather")
+    assert kvgen(*call) == Result(0, "wrote some/a.py\n1 written, 0 unchanged\n", "")
+    text = (project / "some" / "a.py").read_text()
+    assert '__all__ = ["LAYOUT", "append", "gather"]' in text
+    assert kvgen(*call, "--check") == Result(0, "", "")
+    assert kvgen(*call[:-2], "--check").code == 1
+    with (project / "layouts" / "a.yaml").open("a") as file:
+        file.write("functions: [append, gather]\n")
+    assert kvgen(*call[:-2]) == Result(0, "0 written, 1 unchanged\n", "")
+    assert (project / "some" / "a.py").read_text() == text
+
+
+def test_only_names_functions_of_the_module(project):
+    result = kvgen("build", "layouts/a.yaml", "--only", "gaher,append_fused")
+    assert result.code == 1
+    assert result.err == (
+        "error[KV223]: a: the module has no function `gaher`\n  help: did you mean `gather`?\n"
+        "error[KV223]: a: the module has no function `append_fused`\n  help: a fused append needs a section `fuse`\n"
+    )
+    assert not (project / "generated").exists()

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from kvgen import reference
+from kvgen.functions import possible
 from kvgen.harness.bench import Bench
 from kvgen.harness.interpreter import exact_widening
 from kvgen.harness.pools import PoolFactory
 from kvgen.layout import Layout
 from kvgen.resolve import load_text
-from tests.generated import SHIPPED, module_of, rendered, shipped_text
+from tests.generated import SHIPPED, module_of, rendered, shipped, shipped_text
 
 SMALL = {
     "paged_nhd": ("head: 8, dim: 128", "head: 2, dim: 16"),
@@ -27,11 +28,12 @@ SMALL = {
     "packed_fp8_token_head": ("head: 8, dim: 128", "head: 2, dim: 16"),
     "indexer_planar": ("dim: 128", "dim: 16"),
     "nhd_bf16k_turbo3v": ("head: 8, dim: 128", "head: 2, dim: 16"),
+    "nhd_fused": ("head: 8, dim: 128", "head: 2, dim: 16"),
 }
 
 
 def small(name: str) -> Layout:
-    return load_text(shipped_text(name).replace(*SMALL[name]))
+    return load_text(shipped_text(name).replace(*SMALL[name]).replace("rotary_dim: 128", "rotary_dim: 16"))
 
 
 class Calls:
@@ -83,21 +85,58 @@ class Calls:
         args = [*list(args.values())[:at], *values.values(), *list(args.values())[at + 1 :]]
         return tuple(args), self.bench.layer_args(None) | self.bench.rank_args(0)
 
+    def append_fused(self) -> tuple[tuple, dict[str, Any]]:
+        rows, angles = (torch.rand(shape).bfloat16() for shape in (16, (9, 16)))
+        buffers = tuple(self.pool.actual.values())
+        return (*self.sources.values(), *buffers, self.slots, torch.tensor([0, 8, -1, 3]), rows, angles), {}
+
+    def append_fused_key(self) -> tuple[tuple, dict[str, Any]]:
+        (key, _, keys, _, *rest), options = self.append_fused()
+        return (key, keys, *rest), options
+
+    def copy_blocks(self) -> tuple[tuple, dict[str, Any]]:
+        return (*self.pool.actual.values(), torch.tensor([[0, 1], [-1, 0]])), {}
+
+    def zero_blocks(self) -> tuple[tuple, dict[str, Any]]:
+        return (*self.pool.actual.values(), torch.tensor([0, -1])), {}
+
+    def gather_page_table(self) -> tuple[tuple, dict[str, Any]]:
+        out = torch.zeros(3, 2, dtype=torch.int32)
+        given = (torch.arange(6).view(2, 3), torch.tensor([1, 0]), torch.tensor([5, 20]), out, -7)
+        return given, self.bench.block_size_args()
+
+    def fill_slots(self) -> tuple[tuple, dict[str, Any]]:
+        return (torch.tensor([2, 0]), 3, 5), self.bench.rank_args(0) | self.bench.block_size_args()
+
+    def concat_mla_key(self) -> tuple[tuple, dict[str, Any]]:
+        return (torch.randn(3, 2, 8), torch.randn(3, 4)), {}
+
     def slot_mapping(self) -> tuple[tuple, dict[str, Any]]:
         options = self.bench.rank_args(0) | self.bench.block_size_args() | {"num_tokens": 3}
         return (torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), torch.tensor([3, 6])), options
 
 
 FUNCTIONS = ("append", "append_positions", "gather", "gather_paged", "slot_mapping")
+PAGES = ("copy_blocks", "zero_blocks", "gather_page_table", "fill_slots")
+MORE = {
+    "paged_nhd": PAGES,
+    "context_parallel_nhd": PAGES,
+    "indexer_planar": PAGES,
+    "nhd_int8_block": ("gather_codes",),  # where codes are float8 torch's own operators do not know them
+    "nhd_fused": ("append_fused", "append_fused_key"),
+    "mla": ("concat_mla_key",),
+}
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "packed_fp8_token_head"])
 def test_operators_are_what_torch_asks_of_them(name: str) -> None:
     """Schema, what is written, results in shapes and types, and functional graphs: of all functions."""
     calls = Calls(small(name))
-    codes = ["gather_codes"] if name == "nhd_int8_block" else []  # torch's own operators know no float8
+    alone = [f"append_{stream}" for stream in calls.bench.streams]
+    every = {name for name in calls.module.__all__ if hasattr(calls.ops, name)}
+    assert every == {*FUNCTIONS, *PAGES, *alone, *MORE.get(name, ())} | (every & {"gather_codes"})
     with exact_widening("cpu"):
-        for function in [*FUNCTIONS, *codes]:
+        for function in [*FUNCTIONS, *MORE.get(name, ())]:
             args, options = getattr(calls, function)()
             operator = getattr(calls.ops, function).default
             found = torch.library.opcheck(operator, args, options)
@@ -157,14 +196,15 @@ def test_layouts_have_operators_of_their_own() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_no_operator_takes_a_float(name: str) -> None:
     """And every argument of a function that is not ``out`` or ``zero_skipped`` is one of its operator."""
-    schemas = re.findall(r"\(\s*(\w+),\s+['\"](\(.*?\) -> .*?)['\"],\s+\w+,?\s*\)", rendered(name))
-    assert len(schemas) >= 4
+    schemas = re.findall(r"\(\s*['\"](\w+)(\(.*?\) -> .*?)['\"],\s+\w+,\s+\w+,?\s*\)", rendered(name))
+    assert {function for function, _ in schemas} == {*possible(shipped(name))} - {"allocate", "register_ops"}
     for function, schema in schemas:
         assert not re.search(r"\bfloat|Scalar ", schema), schema
         signature = re.search(rf"^def {function}\((.*?)\):$", rendered(name), re.M | re.S)[1]
         names = re.findall(r"(\w+)(?:=\w+)?(?:,|$)", signature.replace("\n", " ").strip())
         taken = re.findall(r"(\w+)(?:=\w+)?(?:, |\))", schema.partition(" -> ")[0])
-        assert [n for n in names if n not in ("out", "zero_skipped")] == taken, schema
+        absent = () if function == "gather_page_table" else ("out", "zero_skipped")
+        assert [n for n in names if n not in absent] == taken, schema
 
 
 def test_refusals_come_through() -> None:

@@ -17,6 +17,7 @@ from kvgen.cli.common import (
     PathsArgument,
     find_layouts,
     load_all,
+    only_layouts,
     reporting,
 )
 from kvgen.diagnostics import Diagnostic, Span
@@ -32,6 +33,10 @@ def build(
         bool, typer.Option("--check", help="Write nothing; exit 1 if a file is not as it should be.")
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(help="The functions that modules are to have, by commas: append,gather. Instead of `functions`."),
+    ] = None,
     clean: Annotated[bool, typer.Option("--clean", help="Remove modules whose layout is gone.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that were edited by hand.")] = False,
     output_format: FormatOption = OutputFormat.TEXT,
@@ -43,7 +48,7 @@ def build(
     the other modules stay as they are.
     """
     with reporting(output_format) as found:
-        modules = _render(paths)
+        modules = _render(paths, [name.strip() for name in only.split(",")] if only is not None else [])
         result = survey(out, modules, whole=_is_whole(paths), clean=clean, others=_elsewhere(paths))
         if diff:
             typer.echo("".join(_diff(out, change) for change in result.changes), nl=False)
@@ -68,20 +73,24 @@ def _elsewhere(paths: list[str] | None) -> set[str]:
     return {f"{path.stem}.py" for path in shipped.rglob("*.yaml")}
 
 
-def _render(paths: list[str] | None) -> list[Module]:
+def _render(paths: list[str] | None, only: list[str]) -> list[Module]:
     from kvgen.emit.render import render_all
+    from kvgen.functions import restricted
 
     loaded = load_all(find_layouts(paths))
+    if only:
+        layouts = only_layouts([document for _, document in loaded], "--only is for functions of layouts")
+        loaded = [(path, restricted(document, only)) for path, document in loaded if document in layouts]
     texts = render_all([layout for _, layout in loaded])
-    digests = {f"{document.name}.py": _digest(path, document) for path, document in loaded}
+    digests = {f"{document.name}.py": _digest(path, document, only) for path, document in loaded}
     return [Module(file, text, digests[file]) for file, text in texts.items()]
 
 
-def _digest(path: Path, document: Document) -> str:
+def _digest(path: Path, document: Document, only: list[str]) -> str:
     """Of what a module is made of: the layout's file, or that of a transfer and the layouts it names."""
     from kvgen.canonical import canonical
 
-    parts = [path.read_bytes()]
+    parts = [path.read_bytes(), *(name.encode() for name in only)]
     if isinstance(document, Transfer):
         parts += [canonical(layout).encode() for layout in document.sides]
     return digest(b"".join(parts))

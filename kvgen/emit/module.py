@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvgen import runs
@@ -16,12 +15,8 @@ from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, num_
 from kvgen.emit.ops import Ops, build_ops
 from kvgen.emit.packing import Packing, packings
 from kvgen.emit.pages import PageFunction, PageTable, build_page_functions, build_page_table
+from kvgen.functions import chosen, chosen_plans
 from kvgen.layout import Buffer, Layout, Record, leaves_of
-from kvgen.lower import lower
-from kvgen.stored import stored_plans
-
-ALWAYS = ("fill_slots", "slot_mapping", "register_ops")
-"""Functions that every module has behind those of its plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +93,10 @@ class Module:
 
 def build_module(layout: Layout) -> Module:
     """Everything the module template prints for ``layout``."""
-    plans = [*((layout, plan) for plan in lower(layout)), *stored_plans(layout)]
+    plans = chosen_plans(layout)
     kernels = tuple(build_kernel(of, plan) for of, plan in plans)
     functions = tuple(build_function(of, kernel) for (of, _), kernel in zip(plans, kernels, strict=True))
-    streams = [stream for of in dict.fromkeys(of for of, _ in plans) for stream in of.streams]
+    streams = [stream for of in dict.fromkeys([layout, *(of for of, _ in plans)]) for stream in of.streams]
     pages = build_page_functions(layout)
     addressing = _addressing(layout)
     several = len(layout.buffers) > 1
@@ -109,7 +104,7 @@ def build_module(layout: Layout) -> Module:
     return Module(
         title=f"{layout.name}: {layout.summary}" if layout.summary else layout.name,
         doc=tuple(module_doc(layout)),
-        exports=repr(["LAYOUT", "allocate", *_function_names(layout, functions, pages)]),
+        exports=repr(["LAYOUT", *chosen(layout)]),
         constants=tuple(_constants(layout)),
         description=repr(describe(layout)),
         functions=functions,
@@ -119,7 +114,7 @@ def build_module(layout: Layout) -> Module:
         tile_words=runs.TILE_WORDS,
         shortest=runs.SHORTEST,
         addressing=addressing,
-        ops=build_ops(layout, functions, addressing.extra_names),
+        ops=build_ops(layout, functions, pages, addressing.extra_names),
         allocate_parameters=tuple(_allocate_parameters(layout)),
         allocate_sizes=tuple(
             (name, 0 if name == num_blocks_name(layout) else 1)
@@ -148,14 +143,6 @@ def build_module(layout: Layout) -> Module:
         indexed=layout.layers is not None or layout.slots.shard is not None,
         stride_unit=any(kernel.stride_unit > 1 for kernel in kernels),
     )
-
-
-def _function_names(layout: Layout, functions: tuple[Function, ...], pages: tuple[PageFunction, ...]) -> Iterator[str]:
-    yield from (f.name for f in (*functions, *pages))
-    yield "gather_page_table"
-    if layout.mla:
-        yield "concat_mla_key"
-    yield from ("fill_slots", "slot_mapping", "register_ops")
 
 
 def _constants(layout: Layout) -> list[tuple[str, str]]:

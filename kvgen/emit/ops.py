@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvgen.canonical import canonical
 from kvgen.emit.launch import Function
+from kvgen.emit.pages import PageFunction
+from kvgen.functions import chosen
 from kvgen.layout import Buffer, Layout, leaves_of
 
 ABSENT = ("out=None", "zero_skipped=False")
@@ -35,10 +38,10 @@ class Fake:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator. ``fake`` is the function that stands in for it."""
+    """An operator: its name and schema, the function that it calls, and the one that stands in for it."""
 
-    function: str
     schema: str
+    function: str
     fake: str
 
 
@@ -51,16 +54,43 @@ class Ops:
     fakes: tuple[Fake, ...]
 
 
-def build_ops(layout: Layout, functions: tuple[Function, ...], mapping: tuple[str, ...]) -> Ops:
-    """``mapping``: the keywords of slot_mapping that depend on the layout (``block_size``, ``rank``)."""
-    ops = [Op(f.name, _schema(layout, f), f"_{f.name}_fake" if f.uses["gather"] else "_nothing") for f in functions]
-    optional = ("context_lens", "query_start_loc", "request_ids")
-    arguments = ["Tensor block_table", "Tensor? positions=None", "*", *(f"Tensor? {name}=None" for name in optional)]
-    arguments += ["SymInt? num_tokens=None", *(f"SymInt {name}" for name in mapping)]
-    ops.append(Op("slot_mapping", f"({', '.join(arguments)}) -> Tensor", "_slot_mapping_fake"))
-    text = "\n".join([canonical(layout), *(f"{op.function}{op.schema}" for op in ops)])
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return Ops(f"kvgen_{layout.name}_{digest}", tuple(ops), tuple(_fake(f) for f in functions if f.uses["gather"]))
+def build_ops(
+    layout: Layout, functions: tuple[Function, ...], pages: tuple[PageFunction, ...], mapping: tuple[str, ...]
+) -> Ops:
+    """``mapping``: the keywords of slot_mapping and fill_slots that depend on the layout (``block_size``, ``rank``)."""
+    ops = [Op(_schema(layout, f), f.name, f"_{f.name}_fake" if f.uses["gather"] else "_nothing") for f in functions]
+    ops += [Op(_page_schema(layout, f), f.name, "_nothing") for f in pages]
+    ops += _table_ops(layout, mapping)
+    names = chosen(layout)
+    ops = [op for op in ops if op.schema.partition("(")[0] in names]
+    text = "\n".join([canonical(layout), *(op.schema for op in ops)])
+    fakes = tuple(_fake(f) for f in functions if f.uses["gather"])
+    return Ops(f"kvgen_{layout.name}_{digest(text)}", tuple(ops), fakes)
+
+
+def digest(text: str) -> str:
+    """What tells namespaces of one name apart."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _table_ops(layout: Layout, mapping: tuple[str, ...]) -> Iterator[Op]:
+    """Of the functions that take no buffers."""
+    extra = [f"SymInt {name}" for name in mapping]
+    optional = [f"Tensor? {name}=None" for name in ("context_lens", "query_start_loc", "request_ids")]
+    arguments = ["Tensor block_table, Tensor? positions=None, *", *optional, "SymInt? num_tokens=None", *extra]
+    yield Op(f"slot_mapping({', '.join(arguments)}) -> Tensor", "slot_mapping", "_slot_mapping_fake")
+    arguments = ["Tensor block_table_row, SymInt start_pos, SymInt count", *(["*", *extra] if extra else [])]
+    yield Op(f"fill_slots({', '.join(arguments)}) -> Tensor", "fill_slots", "_fill_slots_fake")
+    arguments = ["Tensor req_to_page, Tensor req_pool_indices, Tensor seq_lens, Tensor(a!) out, SymInt padding=-1"]
+    arguments += ["*, SymInt block_size"] if layout.block_size is None else []
+    yield Op(f"gather_page_table({', '.join(arguments)}) -> ()", "_write_page_table", "_nothing")
+    yield Op("concat_mla_key(Tensor k_nope, Tensor k_rope) -> Tensor", "concat_mla_key", "_concat_mla_key_fake")
+
+
+def _page_schema(layout: Layout, function: PageFunction) -> str:
+    buffers = {buffer.name for buffer in layout.buffers}
+    arguments = [f"Tensor(a{i}!) {p}" if p in buffers else f"Tensor {p}" for i, p in enumerate(function.parameters)]
+    return f"{function.name}({', '.join(arguments)}) -> ()"
 
 
 def _schema(layout: Layout, function: Function) -> str:
@@ -79,7 +109,7 @@ def _schema(layout: Layout, function: Function) -> str:
     if arguments[-1] == "*":
         arguments.pop()
     results = ", ".join("Tensor" for _ in outs)
-    return f"({', '.join(arguments)}) -> {results if len(outs) == 1 else f'({results})'}"
+    return f"{function.name}({', '.join(arguments)}) -> {results if len(outs) == 1 else f'({results})'}"
 
 
 def _written(layout: Layout, buffer: Buffer) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from kvgen.emit.module import build_module
+from kvgen.emit.prune import pruned
 from kvgen.emit.transfer_module import build_transfer_module
 from kvgen.layout import Layout
 from kvgen.resources import folder
@@ -32,12 +33,12 @@ def render_all(layouts: Sequence[Layout | Transfer]) -> dict[str, str]:
 
 
 def render_raw(layout: Layout | Transfer) -> str:
-    """The text of a module as the templates print it."""
+    """The text of a module as the templates print it, without what none of its functions uses."""
     if isinstance(layout, Transfer):
-        return _environment().get_template("transfer.py.j2").render(m=build_transfer_module(layout))
+        return pruned(_environment().get_template("transfer.py.j2").render(m=build_transfer_module(layout)))
     module = build_module(layout)
     contexts = {"m": module, "a": module.addressing, "t": module.page_table, "o": module.ops}
-    return _environment().get_template("module.py.j2").render(contexts)
+    return pruned(_environment().get_template("module.py.j2").render(contexts))
 
 
 @cache

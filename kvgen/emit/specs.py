@@ -10,11 +10,10 @@ from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.names import TRITON_TYPES
 from kvgen.emit.pages import PAGE_TABLE_TYPES, PageFunction, build_page_functions, build_page_table, compact_numbers
 from kvgen.emit.transfer import TransferKernel, build_transfer_kernel
+from kvgen.functions import chosen, chosen_plans
 from kvgen.layout import Layout
-from kvgen.lower import lower
 from kvgen.lower_pages import page_plans
 from kvgen.lower_transfer import lower_transfer
-from kvgen.stored import stored_plans
 from kvgen.transfer import Transfer
 
 BY_TARGET = "by target"
@@ -49,9 +48,10 @@ def kernels(layout: Layout | Transfer) -> list[KernelSpec]:
     """Every kernel of a module, in every form that is compiled differently."""
     if isinstance(layout, Transfer):
         return [s for plan in lower_transfer(layout) for s in _transfer_forms(build_transfer_kernel(layout, plan))]
-    plans = [*((layout, plan) for plan in lower(layout)), *stored_plans(layout)]
-    found = [spec for of, plan in plans for spec in _forms(build_kernel(of, plan))]
-    return [*found, *_pages(layout), *(_concat() if layout.mla else ()), *_addressing(layout)]
+    found = [spec for of, plan in chosen_plans(layout) for spec in _forms(build_kernel(of, plan))]
+    others = [*_pages(layout), *(_concat() if layout.mla else ()), *_addressing(layout)]
+    launched = {f"_{name}_kernel" for name in chosen(layout)}
+    return [*found, *(spec for spec in others if spec.name in launched)]
 
 
 def _pages(layout: Layout) -> Iterator[KernelSpec]:

@@ -30,11 +30,12 @@ DTYPES = {"int32": torch.int32, "int64": torch.int64}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``name`` is ``function/what``; ``function`` is what the module must have for it."""
+    """``name`` is ``function/what``; ``function`` is what it is about, ``needs`` what it calls besides."""
 
     name: str
     function: str
     body: Callable[[Bench], None]
+    needs: tuple[str, ...] = ()
 
     @property
     def refuses(self) -> bool:

@@ -44,7 +44,7 @@ def append_cases(layout: Layout, variants: int) -> Iterator[Case]:
     yield case("longer_sources", _longer_sources)
     yield case("twice", _twice)
     yield case("one_slot_twice", _one_slot_twice)
-    yield case("then_gather", _then_gather)
+    yield Case("append/then_gather", "append", _then_gather, needs=("gather",))
     yield case("no_blocks", _no_blocks)
     if any(len(s.axes) == 1 for s in layout.streams):
         yield case("headless_as_one_head", _one_head)
@@ -202,8 +202,6 @@ def _one_slot_twice(bench: Bench) -> None:
 
 def _then_gather(bench: Bench) -> None:
     """What was appended comes back."""
-    if not hasattr(bench.module, "gather"):
-        return
     pool = bench.pool()
     slots = bench.slots(9)
     sources = bench.sources(len(slots), pool)

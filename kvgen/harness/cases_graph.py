@@ -23,7 +23,7 @@ def graph_cases(layout: Layout) -> Iterator[Case]:
     yield Case("gather/graph", "gather", _gather)
     yield Case("slot_mapping/graph", "slot_mapping", _slot_mapping)
     yield Case("append_positions/graph", "append_positions", _append_positions)
-    yield Case("copy_blocks/graph", "copy_blocks", _copy_blocks)
+    yield Case("copy_blocks/graph", "copy_blocks", _copy_blocks, needs=("zero_blocks",))
     yield Case("gather_page_table/graph", "gather_page_table", _page_table)
     if layout.mla:
         yield Case("concat_mla_key/graph", "concat_mla_key", _concat_mla_key)

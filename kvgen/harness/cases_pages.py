@@ -46,7 +46,7 @@ def page_cases(layout: Layout, device: str) -> Iterator[Case]:
             yield case(function, "other_addresses", _other_addresses, body)
     yield case("copy_blocks", "skipped", _skipped_pairs)
     yield case("copy_blocks", "fan_out", _fan_out)
-    yield case("copy_blocks", "then_gather", _then_gather)
+    yield Case("copy_blocks/then_gather", "copy_blocks", _then_gather, needs=("gather",))
     yield case("zero_blocks", "skipped", _skipped_blocks)
     yield case("gather_page_table", "int32", _page_table, "int32", ((5, 4), (3, 6), (2, 140), (140, 130)))
     yield case("gather_page_table", "int64", _page_table, "int64", ((4, 5),))

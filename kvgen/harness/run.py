@@ -31,7 +31,8 @@ from kvgen.transfer import Transfer
 def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
     """All cases of a layout, in the order they run. ``variants``: choices of element types.
 
-    There are none for functions that would write a stream which cannot be appended: a module has no such functions.
+    There are none for functions that its module does not have: those that would write a stream which cannot be
+    appended, and those that the layout does not ask for.
     """
     found = [
         *append_cases(layout, variants),
@@ -48,7 +49,9 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
         found += graph_cases(layout)
     refused = [s.name for s in layout.streams if append_refusal(layout, s.name)]
     absent = {"append", "append_positions", *(f"append_{name}" for name in refused)} if refused else set()
-    return [case for case in found if case.function not in absent]
+    found = [case for case in found if case.function not in absent]
+    wanted = set(layout.functions)
+    return [case for case in found if not wanted or wanted.issuperset((case.function, *case.needs))]
 
 
 def run(
@@ -89,7 +92,8 @@ def run(
 def _run(case: Case, layout: Layout, module: Any, pools: PoolFactory, seed: int, options: str = "") -> Result:
     if not hasattr(module, case.function):
         return Result(case.name, case.function, "missing")
-    reason = _cannot(case, layout, pools)
+    lacking = [name for name in case.needs if not hasattr(module, name)]
+    reason = f"there is no function {lacking[0]}" if lacking else _cannot(case, layout, pools)
     if reason:
         return Result(case.name, case.function, "skipped", reason)
     device = "" if pools.device == "cpu" else f" --device {pools.device}"

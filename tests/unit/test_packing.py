@@ -212,7 +212,6 @@ def test_zeros():
         ("block head", "head block", (BLOCK, HEAD)),
         ("block dim//64", "block dim//64", (BLOCK, Axis("dim", 128, 64))),
         ("token head", "block slot head", (*TOKEN, HEAD)),
-        ("slot", "slot", (SLOT,)),
     ],
 )
 def test_static_scales_that_are_stored(per: str, order: str, axes: tuple[Axis, ...]):

@@ -1,0 +1,74 @@
+"""The public functions of a layout's module: those that it can have, and those that it is to have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from kvgen.diagnostics import Diagnostic, KvgenError
+from kvgen.encodings import append_refusal
+from kvgen.layout import Layout
+from kvgen.lower import lower
+from kvgen.lower_pages import page_plans
+from kvgen.plan import Plan
+from kvgen.stored import stored_plans
+from kvgen.suggest import suggestion
+
+
+def possible(layout: Layout) -> tuple[str, ...]:
+    """Every function that the module can have, in the order it names them."""
+    return (
+        "allocate",
+        *(plan.name for _, plan in _plans(layout)),
+        *(plan.name for plan in page_plans(layout)),
+        "gather_page_table",
+        *(("concat_mla_key",) if layout.mla else ()),
+        "fill_slots",
+        "slot_mapping",
+        "register_ops",
+    )
+
+
+def chosen(layout: Layout) -> tuple[str, ...]:
+    """The functions that the module has, in the same order: all, or those that the layout asks for."""
+    return tuple(name for name in possible(layout) if not layout.functions or name in layout.functions)
+
+
+def chosen_plans(layout: Layout) -> tuple[tuple[Layout, Plan], ...]:
+    """The plan of every copying function that the module has, and the layout of its streams."""
+    return tuple((of, plan) for of, plan in _plans(layout) if not layout.functions or plan.name in layout.functions)
+
+
+def restricted(layout: Layout, names: Sequence[str]) -> Layout:
+    """The layout with these functions alone. KvgenError where it cannot have one of them."""
+    if found := [
+        Diagnostic("KV223", f"{layout.name}: {what}", hint=hint) for _, what, hint in objections(layout, names)
+    ]:
+        raise KvgenError(*found)
+    return replace(layout, functions=tuple(names))
+
+
+def _plans(layout: Layout) -> Iterator[tuple[Layout, Plan]]:
+    yield from ((layout, plan) for plan in lower(layout))
+    yield from stored_plans(layout)
+
+
+def objections(layout: Layout, names: Sequence[str]) -> Iterator[tuple[int, str, str | None]]:
+    """What is wrong with a choice of functions: the place in ``names``, a message, and a hint."""
+    known = possible(layout) if names else ()
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield index, f"`{name}` is named twice", None
+        elif name not in known:
+            yield index, f"the module has no function `{name}`", _reason(layout, name) or suggestion(name, known)
+
+
+def _reason(layout: Layout, name: str) -> str | None:
+    """Why a function that other layouts have is not there."""
+    if name.startswith("append_fused") and layout.fuse is None:
+        return "a fused append needs a section `fuse`"
+    if name == "gather_codes":
+        return "no stream is encoded: `gather` reads what is stored"
+    refused = {s.name: reason for s in layout.streams if (reason := append_refusal(layout, s.name))}
+    writes = name in ("append", "append_positions", "append_fused")
+    return next((f"{s}: {why}" for s, why in refused.items() if writes or name == f"append_{s}"), None)
