@@ -496,8 +496,9 @@ CATALOG: dict[str, Entry] = {
     "KV408": Entry(
         title="Regions that cannot be",
         cause=(
-            "`regions: [layer]` says of a buffer that every layer is an allocation of its own. Then `layer` is in no "
-            "order of it, and all buffers of the layout say so. There are no regions over other axes."
+            "`regions: [layer]` says of a buffer that every layer is an allocation of its own, `[kv]` that each of a "
+            "pair is. The axis is then in no order of it; what is said of layers is said of all buffers. There are no "
+            "regions over other axes: what a stream has of a token lies in one allocation, in which slot numbers count."
         ),
         example=(
             "buffers:\n"

@@ -75,13 +75,13 @@ class Places:
     slot_alone: bool = False
     misnamed: bool = False
 
-    def buffer(self, name: str, spec: PlaceSpec) -> Buffer | None:
-        """The tensor of that name, or None where something is wrong with it."""
-        location = ("buffers", name)
+    def buffer(self, name: str, spec: PlaceSpec, of: str, half: int = 0) -> Buffer | None:
+        """The tensor of that name, or None where something is wrong with it; ``half`` is that of the buffer ``of``."""
+        location = ("buffers", of)
         self._check_regions(spec, location)
         for holds, place in _holders(spec, location):
             for index, leaf in enumerate(holds):
-                self._check_leaf_name(leaf, (*place, "holds", index))
+                self._check_leaf_name(leaf, (*place, "holds", half + index))
         try:
             place = self._place(spec, location, (), in_record=False)
         except _Unresolved:
@@ -100,9 +100,10 @@ class Places:
             if place.regions and where != location:
                 message = "`regions` belong to a buffer, not to a place inside it"
                 self._report("KV408", message, self.source.at_key((*where, "regions")))
-            if spec.regions and any(re.search(r"\blayer\b", text) for text in _texts(place)):
-                message = "`layer` is in an order, and `regions` has an allocation for each"
-                self._report("KV408", message, self.source.at((*where, "order")), "leave it out of the order")
+            for axis in ("layer", "kv"):
+                if axis in spec.regions and orders_over(place, axis):
+                    message = f"`{axis}` is in an order, and `regions` has an allocation for each"
+                    self._report("KV408", message, self.source.at((*where, "order")), "leave it out of the order")
 
     def _report(self, code: str, message: str, span: Span, hint: str | None = None) -> None:
         self.problems.append(Diagnostic(code, message, span, hint))
@@ -411,6 +412,11 @@ def _places(spec: PlaceSpec, location: Location) -> Iterator[tuple[PlaceSpec, Lo
     for index, item in enumerate(spec.fields or ()):
         if isinstance(item, PlaceSpec):
             yield from _places(item, (*location, "fields", index))
+
+
+def orders_over(spec: PlaceSpec, axis: str) -> bool:
+    """Whether the order of a place names an axis."""
+    return any(re.search(rf"\b{axis}\b", text) for text in _texts(spec))
 
 
 def _texts(spec: PlaceSpec) -> tuple[str, ...]:

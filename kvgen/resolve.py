@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvgen.axes import Axis
@@ -14,9 +16,9 @@ from kvgen.layout import Buffer, FewHints, KernelHints, Layout, Leaf, ScheduleHi
 from kvgen.limits import LARGEST, too_large
 from kvgen.names import AXES, argument_objection, objection
 from kvgen.packing import BITS, pack_of
-from kvgen.places import Known, Places
+from kvgen.places import Known, Places, orders_over
 from kvgen.source import Location, Sequence, Source, parse, read
-from kvgen.spec import KernelSpec, Reading, Spec, StreamSpec, read_spec
+from kvgen.spec import KernelSpec, PlaceSpec, Reading, Spec, StreamSpec, read_spec
 from kvgen.stages import Fuse
 from kvgen.suggest import suggestion
 from kvgen.values import ITEMSIZE, STORED_ITEMSIZE
@@ -91,7 +93,7 @@ class _Resolver:
             block_size=_extent(spec.block_size),
             contiguous=places.contiguous,
             layers=known.layers if layered else None,
-            regions=known.layers if any(place.regions for place in spec.buffers.values()) else None,
+            regions=known.layers if any("layer" in place.regions for place in spec.buffers.values()) else None,
             streams=streams,
             leaves=tuple(known.leaves.values()),
             buffers=buffers,
@@ -119,7 +121,7 @@ class _Resolver:
             if found.wished:
                 where = ("schedule", found.kind)
             elif found.buffer is not None:
-                where = ("buffers", found.buffer)
+                where = ("buffers", next(one.of for one in self.allocations() if one.name == found.buffer))
             elif "streams" in self.source:
                 where = ("streams", found.what.strip("`"))
             message = (
@@ -143,7 +145,7 @@ class _Resolver:
         if ("name",) not in self.wrong and (why := objection(spec.name)):
             self.report("KV205", f"the layout's name `{spec.name}` {why}", ("name",))
         arguments = [(name, ("streams", name), "stream") for name in spec.streams]
-        arguments += [(name, ("buffers", name), "buffer") for name in spec.buffers]
+        arguments += [(one.name, ("buffers", one.of), "buffer") for one in self.allocations()]
         if spec.slots.remap is not None:
             arguments.append((spec.slots.remap, ("slots", "remap"), "table"))
         for i, (name, location, kind) in enumerate(arguments):
@@ -158,7 +160,7 @@ class _Resolver:
     def scale_names(self, streams: tuple[Stream, ...]) -> None:
         """What a layout names must differ from what its scales are called, as arguments and inside of kernels."""
         named = [(name, ("streams", name), "stream") for name in self.spec.streams]
-        named += [(name, ("buffers", name), "buffer") for name in self.spec.buffers]
+        named += [(one.name, ("buffers", one.of), "buffer") for one in self.allocations()]
         if self.spec.slots.remap is not None:
             named.append((self.spec.slots.remap, ("slots", "remap"), "table"))
         for stream in streams:
@@ -292,19 +294,35 @@ class _Resolver:
         if self.wrong & {("axes",), ("block_size",), ("params",), ("streams",), ("buffers",), ("axes", "layer")}:
             return
         self.regions()
-        built = [places.buffer(name, place) for name, place in self.spec.buffers.items()]
+        built = [places.buffer(one.name, one.place, one.of, one.half) for one in self.allocations()]
         self.stored(places)
         yield from (buffer for buffer in built if buffer is not None)
 
+    def allocations(self) -> Iterator[Allocation]:
+        """The tensors that buffers are: one each, or one of each half of a pair."""
+        for name, place in self.spec.buffers.items():
+            pair = place.holds is not None and len(place.holds) == 2
+            if "kv" not in place.regions or not pair or orders_over(place, "kv"):
+                yield Allocation(name, name, place)
+                continue
+            for half, leaf in enumerate(place.holds):
+                of_one = place.model_copy(update={"holds": (leaf,)})
+                yield Allocation(f"{name}_{leaf.replace('.', '_')}", name, of_one, half)
+
     def regions(self) -> None:
-        """Every buffer is one allocation a layer, or none is."""
-        without = [name for name, place in self.spec.buffers.items() if not place.regions]
+        """Every buffer is one allocation a layer, or none is; the halves of a pair may be allocations too."""
+        without = [name for name, place in self.spec.buffers.items() if "layer" not in place.regions]
         for name, place in self.spec.buffers.items():
             location = ("buffers", name, "regions")
-            if others := [axis for axis in place.regions if axis != "layer"]:
-                hint = "streams apart are buffers of their own; `regions: [layer]` is an allocation for each layer"
-                self.report("KV408", f"regions over `{others[0]}`: they are allocations of layers", location, hint)
-            elif place.regions and without:
+            others = [axis for axis in place.regions if axis not in ("layer", "kv")]
+            if others:
+                self.report("KV408", f"regions over `{others[0]}`: {_no_region(others[0])}", location, _REGIONS_HINT)
+            elif len(set(place.regions)) < len(place.regions):
+                self.report("KV408", f"`{place.regions[0]}` is named twice", location)
+            elif "kv" in place.regions and (place.holds is None or len(place.holds) == 1):
+                message = "regions over `kv`, and the buffer holds no pair"
+                self.report("KV408", message, location, "`holds: [key, value]` is a pair")
+            elif "layer" in place.regions and without:
                 message = f"`{name}` has an allocation for each layer, `{without[0]}` has not"
                 self.report("KV408", message, location, "all buffers of a layout have the same regions")
 
@@ -362,6 +380,29 @@ class _Resolver:
                 message = f"interleave {shard.interleave} does not divide block_size {block_size}"
                 self.report("KV209", message, location)
         return Slots(slots.dtype, slots.skip, slots.remap, shard and Shard(shard.world, shard.interleave))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A tensor of the buffer ``of``: all of it, or the ``half`` of its pair."""
+
+    name: str
+    of: str
+    place: PlaceSpec
+    half: int = 0
+
+
+_REGIONS_HINT = "`regions` are of `layer`, `kv`, or both"
+
+
+def _no_region(axis: str) -> str:
+    """Why an axis has no allocations of its own."""
+    words = re.split(r"[/%]", axis)[0].strip()
+    if words == "head":
+        return "ranks that hold some of the heads have pools of their own, between which transfers move heads"
+    if words in ("block", "slot", "token", "request", "position"):
+        return "a slot number is looked up in one allocation"
+    return "what a program writes of a token lies in one allocation"
 
 
 def _parameters(stream: Stream) -> Iterator[tuple[str, str]]:

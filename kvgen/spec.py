@@ -206,7 +206,7 @@ class PlaceSpec(_Model):
         1, description="Bytes: it starts at a multiple of this, and each record takes a multiple of it."
     )
     regions: Regions = Field(
-        (), description="Of a buffer: axes each index of which is an allocation of its own; `[layer]`."
+        (), description="Of a buffer: axes each index of which is an allocation of its own: `layer`, `kv`, or both."
     )
 
     @model_validator(mode="before")

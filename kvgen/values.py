@@ -213,7 +213,7 @@ def _per(value: object) -> str | tuple[str, ...]:
 
 
 def _regions(value: object) -> tuple[str, ...]:
-    names = [value] if isinstance(value, str) else value
+    names = value.split() if isinstance(value, str) else value
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise fail("KV203", f"expected the axes of regions, got {shown(value)}", "`[layer]`: an allocation for each")
     return tuple(names)
@@ -286,7 +286,14 @@ Holds = Annotated[
 Regions = Annotated[
     tuple[str, ...],
     PlainValidator(_regions),
-    WithJsonSchema({"anyOf": [{"const": "layer"}, {"const": ["layer"]}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["layer", "kv", "layer kv"]},
+                {"type": "array", "items": {"enum": ["layer", "kv"]}, "minItems": 1, "uniqueItems": True},
+            ]
+        }
+    ),
 ]
 Functions = Annotated[
     tuple[str, ...],

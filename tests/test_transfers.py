@@ -369,6 +369,21 @@ def test_regions_are_lists_of_so_many_layers() -> None:
         module_of(what).transfer(*lists, whole, SLOTS, SLOTS)
 
 
+def test_pairs_and_layers_apart_are_handed_over_as_engines_keep_them() -> None:
+    buffers = "{kv_cache: {holds: [key, value], order: block slot head dim, regions: [layer, kv]}}"
+    source = f"{{layout: paged_nhd, axes: {{head: 2, dim: 16, layer: 3}}, block_size: 4, buffers: {buffers}}}"
+    what = made(source, "{layout: block_v1, axes: {head: 2, dim: 16}, block_size: 4}", "layers: all")
+    assert [buffer.name for buffer in what.source.buffers] == ["src_kv_cache_key", "src_kv_cache_value"]
+    assert what.source.regions == Axis("layer", 3)
+    pairs_of_layers = [[torch.randn(2, 4, 2, 16).bfloat16() for _ in range(2)] for _ in range(3)]
+    stacked = [torch.zeros(2, 2, 2, 4, 16).bfloat16() for _ in range(3)]
+    module_of(what).transfer(*zip(*pairs_of_layers, strict=True), stacked, SLOTS, SLOTS.flip(0))
+    for halves, layer in zip(pairs_of_layers, stacked, strict=True):
+        for side, half in enumerate(halves):
+            assert torch.equal(layer[0, side, :, 1:3].transpose(0, 1), half[0, [2, 1]])
+            assert not layer[1].any()
+
+
 def test_a_layout_with_regions_reads_back() -> None:
     text = "name: apart\naxes: {head: 2, dim: 16, layer: 3}\nblock_size: 4\nbuffers:\n"
     text += "  keys: {key: block slot head dim, regions: layer}\n"
