@@ -17,6 +17,7 @@ from kvgen import harness
 from kvgen.against import parse
 from kvgen.bench import compare, plot, results, rivals, run, table, timing
 from kvgen.bench.functions import FUNCTIONS
+from kvgen.bench.libraries import flashinfer, vllm
 from kvgen.bench.results import Row, Run, Timing
 from kvgen.bench.rivals import Rival
 from kvgen.bench.task import PROMPT, Scene, number_of_sets
@@ -24,7 +25,7 @@ from kvgen.diagnostics import KvgenError
 from kvgen.resolve import load_text
 from tests import rivals as adapters
 from tests.command import kvgen
-from tests.generated import module_of, shipped
+from tests.generated import module_of, shipped, transfer
 from tools import make_benchmarks
 
 command = sys.modules["kvgen.cli.bench"]  # the package has the function under that name
@@ -58,6 +59,7 @@ def measured(name, *tokens, functions=None, against=(), clock=None):
 
 
 TORCH = Rival("torch", rivals.torch_indexing)
+COMMON = ("append", "gather", "gather_paged", "copy_blocks", "zero_blocks")
 SMALL = """
 name: small
 axes: {head: 2, dim: 8}
@@ -128,7 +130,7 @@ def test_sets_do_not_fit_into_the_cache_together():
 @pytest.mark.parametrize("name", ["paged_x_vector", "mla_fp8_record", "cross_layer_nhd", "nhd_int4_group", "swa_nhd"])
 def test_torch_finds_the_same_bytes(name):
     rows = measured(name, 3, against=[TORCH])
-    functions = [f.name for f in FUNCTIONS if f.name != "append" or name != "nhd_int4_group"]
+    functions = [f for f in COMMON if f != "append" or name != "nhd_int4_group"]
     assert [row.function for row in rows] == functions
     assert [[t.name for t in row.timings] for row in rows] == [["kvgen", "torch"]] * len(functions)
     assert [t.note for row in rows for t in row.timings] == [""] * 2 * len(functions)
@@ -136,7 +138,7 @@ def test_torch_finds_the_same_bytes(name):
 
 def test_prompts_too():
     rows = measured(load_text(SMALL), 270, against=[TORCH])
-    assert [row.function for row in rows] == [f.name for f in FUNCTIONS]
+    assert [row.function for row in rows] == list(COMMON)
     assert [row.bytes for row in rows] == [270 * 128] * 3 + [2 * 67 * 4 * 64, 67 * 4 * 64]
     assert all(timing.note == "" for row in rows for timing in row.timings)
 
@@ -200,9 +202,115 @@ def test_rows_of_another_type_or_shape_differ():
 
 
 def test_what_cannot_be_captured_has_a_host_time_only():
-    (row,) = measured("nhd_fp8_tensor", 2, functions=("append",), against=[TORCH], clock=FakeClock())
-    assert row.timings[1] == Timing("torch", None, 4.0, "not captured in a graph")
+    adapter = Rival("eager", lambda task: rivals.Eager(rivals.torch_indexing(task)))
+    (row,) = measured("paged_nhd", 2, functions=("append",), against=[adapter], clock=FakeClock())
+    assert row.timings[1] == Timing("eager", None, 4.0, "not captured in a graph")
     assert row.ratio(row.timings[1]) is None
+
+
+def test_the_reference_is_compared_and_not_timed():
+    (row,) = measured("nhd_fp8_tensor", 2, functions=("append",), against=[TORCH], clock=FakeClock())
+    assert row.timings[1] == Timing("torch", None, None, "kvgen's reference: compared, not timed")
+
+
+# transfers and fused appends
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "read_and_written"),
+    [
+        ("nhd_to_hnd", 3, 2 * 3 * 4096),
+        ("nhd_head_shard", 20, 2 * 20 * 2048),  # half of the heads
+        ("nhd_64_to_16", 20, 4 * 2 * 20 * 4096),  # all layers
+        ("mla_to_host", 20, 4 * 2 * 20 * 1152),
+    ],
+)
+def test_transfers_move_what_the_reference_does(name, tokens, read_and_written):
+    what = transfer(name)
+    module = module_of(what)
+    others = (TORCH, Rival("copy", rivals.copy), rivals.capped(module, 1))
+    found = list(run.measure(what, module, plan(tokens, against=others), FakeClock()))
+    assert [(row.function, row.bytes) for row in found] == [
+        ("transfer", read_and_written),
+        ("transfer_blocks", read_and_written),
+    ]
+    for row in found:
+        assert [(t.name, t.device_us is None) for t in row.timings] == [
+            ("kvgen", False),
+            ("torch", True),
+            ("copy", False),
+            ("1 programs", False),
+        ]
+        assert row.timings[1].note == "kvgen's reference: compared, not timed"
+
+
+def test_a_transfer_that_moves_other_bytes_differs():
+    what = transfer("nhd_to_hnd")
+
+    def late(task):
+        return lambda: task.sides[1].pools[0]["dst_key_cache"][task.blocks[1][0].long()].zero_()
+
+    (row,) = run.measure(what, module_of(what), plan(9, functions=("transfer",), against=[Rival("x", late)]), None)
+    assert row.timings[1].note.startswith("differs: byte ")
+
+
+@pytest.mark.parametrize(("name", "token"), [("nhd_fused", 8192 + 512), ("mla_record_fused", 1152 + 656 + 4096 + 256)])
+def test_a_fused_append_beside_the_reference(name, token):
+    (row,) = measured(name, 3, functions=("append_fused",), against=[TORCH])
+    assert row.bytes == 3 * token
+    assert [t.note for t in row.timings] == ["", ""]
+
+
+def almost(what, factor):
+    """The reference, with another value, another query, or a byte changed that belongs to no token."""
+
+    def adapter(task):
+        parts = dict(task.fused.parts)
+        if what == "value":
+            parts["value"] = parts["value"] * factor
+        reference = rivals.torch_reference(replace(task, fused=replace(task.fused, parts=parts)))
+
+        def write():
+            reference()
+            if what == "query":
+                task.fused.query_out[-1, -1, -1] = factor
+            if what == "elsewhere":
+                free = next(slot for slot in range(task.blocks * 16) if slot not in task.slots.tolist())
+                task.buffers["kv_cache"][free // 16, 0, free % 16, 0] = factor
+
+        return write
+
+    return Rival(what, adapter)
+
+
+@pytest.mark.parametrize(
+    ("what", "factor", "note"),
+    [
+        ("value", 1.0, ""),
+        ("value", 1.004, ""),  # less than bfloat16 tells apart, more than nothing
+        ("value", 1.1, "differs: 4"),
+        ("query", 9.0, "differs: 1 of 24576 values of query_out"),
+        ("elsewhere", 1.0, "differs: byte "),
+    ],
+)
+def test_values_of_a_fused_append_may_be_rounded_otherwise(what, factor, note):
+    (row,) = measured("packed_hnd_fused", 6, functions=("append_fused",), against=[almost(what, factor), TORCH])
+    assert row.timings[1].note.startswith(note)
+    assert bool(row.timings[1].note) == bool(note)
+    assert row.timings[2].note == ""
+
+
+def test_a_chain_of_library_kernels_stands_for_a_fused_append(libraries):
+    for name in ("nhd_fused", "packed_hnd_fused"):
+        (row,) = measured(name, 5, functions=("append_fused",), against=LIBRARIES)
+        assert [(t.name, t.note) for t in row.timings] == [("kvgen", ""), ("flashinfer", "")]
+    assert libraries.layouts == ["NHD", "HND"]
+
+
+@pytest.mark.parametrize("name", ["nhd_fused_mrope", "nhd_fp8_fused_once", "mla_record_fused"])
+def test_which_fused_appends_have_no_chain(libraries, name):
+    (row,) = measured(name, 2, functions=("append_fused",), against=LIBRARIES)
+    assert [t.name for t in row.timings] == ["kvgen"]
 
 
 # libraries
@@ -233,7 +341,31 @@ def libraries(monkeypatch):
         assert arguments[4][0].stride() == arguments[4][1].stride()
         flashinfer_semantics(*arguments)
 
+    def append_paged_mla_kv_cache(latent, rope, batch, positions, latents, ropes, *pages):
+        assert latents.shape[2] + ropes.shape[2] == 576
+        flashinfer_semantics(latent, rope, batch, positions, (latents, ropes), *pages)
+
+    def rmsnorm(rows, weight, eps, out):
+        values = rows.float()
+        scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+        out.copy_(values * scale * weight.float())
+
+    def turn(positions, query, key, dim, table, neox):
+        assert neox
+        cos, sin = (x.unsqueeze(1) for x in table[positions].chunk(2, dim=1))
+        for rows in (query, key):
+            a, b = rows.unflatten(1, (-1, dim)).float().chunk(2, dim=2)
+            rows.copy_(torch.cat([a * cos - b * sin, b * cos + a * sin], dim=2).flatten(1))
+
     module.append_paged_kv_cache = append_paged_kv_cache
+    module.apply_rope_with_cos_sin_cache_inplace = turn
+    module.page = types.ModuleType("flashinfer.page")
+    module.page.append_paged_mla_kv_cache = append_paged_mla_kv_cache
+    module.norm = types.ModuleType("flashinfer.norm")
+    module.norm.rmsnorm = rmsnorm
+    module.norm.gemma_rmsnorm = lambda rows, weight, eps, out: rmsnorm(rows, weight.float() + 1, eps, out)
+    for part in (module.page, module.norm):
+        monkeypatch.setitem(sys.modules, part.__name__, part)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm._C", types.ModuleType("vllm._C"))
@@ -250,12 +382,22 @@ def libraries(monkeypatch):
                 rows = (rows.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
             cache[slots // size, slots % size] = rows
 
+    library.define(
+        "concat_and_cache_mla(Tensor kv_c, Tensor k_pe, Tensor! kv_cache, Tensor slot_mapping, str kv_cache_dtype, "
+        "Tensor scale) -> ()"
+    )
+
+    def concat_and_cache_mla(latent, rope, cache, slots, kind, scale):
+        assert (kind, cache.shape[2]) == ("auto", 576)
+        cache[slots // cache.shape[1], slots % cache.shape[1]] = torch.cat([latent, rope], dim=1)
+
     library.impl("reshape_and_cache_flash", reshape_and_cache_flash, "CPU")
+    library.impl("concat_and_cache_mla", concat_and_cache_mla, "CPU")
     yield module
     library._destroy()
 
 
-LIBRARIES = (Rival("flashinfer", rivals.flashinfer_append), Rival("vllm", rivals.vllm_append))
+LIBRARIES = (Rival("flashinfer", flashinfer), Rival("vllm", vllm))
 
 
 @pytest.mark.parametrize(
@@ -268,13 +410,28 @@ def test_libraries_are_called_as_they_want(libraries, name, kinds):
     assert libraries.layouts == kinds
 
 
+@pytest.mark.parametrize(("name", "others"), [("mla", ["flashinfer", "vllm"]), ("mla_split", ["flashinfer"])])
+def test_rows_of_mla(libraries, name, others):
+    (row,) = measured(name, 70, functions=("append",), against=LIBRARIES)
+    assert [(t.name, t.note) for t in row.timings[1:]] == [(other, "") for other in others]
+
+
+def test_libraries_are_called_once_before(libraries):
+    called = []
+    adapter = lambda task: lambda: called.append((task.function, next(iter(task.streams))))  # noqa: E731
+    documents = [shipped(name) for name in ("paged_nhd", "packed_nhd", "mla", "nhd_fused")]
+    documents.append(transfer("nhd_to_hnd"))
+    rivals.prepare([Rival("mine", adapter, "1.0"), Rival("torch", adapter)], documents, "cpu")
+    assert sorted(called) == [("append", "key"), ("append", "latent"), ("append_fused", "key")]
+
+
 def test_prompts_of_flashinfer(libraries):
     layout = load_text(SMALL.replace("head dim//4 slot dim%4", "slot head dim"))
     rows = measured(layout, 270, functions=("append",), against=LIBRARIES)
     assert [timing.note for timing in rows[0].timings] == ["", "", ""]
 
 
-@pytest.mark.parametrize("name", ["paged_x_vector", "mla", "nhd_fp8_token_head", "swa_nhd", "nhd_bf16k_fp8v"])
+@pytest.mark.parametrize("name", ["paged_x_vector", "mla_assembled", "nhd_fp8_token_head", "swa_nhd", "nhd_bf16k_fp8v"])
 def test_libraries_do_not_take_part_where_they_cannot(libraries, name):
     layout = shipped(name)
     task = Scene(layout, "cpu", 2).tasks(2, 1)[0]
@@ -283,12 +440,16 @@ def test_libraries_do_not_take_part_where_they_cannot(libraries, name):
 
 
 def test_known_rivals_are_those_that_are_installed(monkeypatch):
-    assert [rival.name for rival in rivals.known_rivals()] == ["torch"]
+    assert [rival.name for rival in rivals.known_rivals()] == ["torch", "copy"]
     module = types.ModuleType("flashinfer")
     module.__version__ = "0.6.18"
     module.__spec__ = object()
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    assert [(rival.name, rival.version) for rival in rivals.known_rivals()] == [("torch", ""), ("flashinfer", "0.6.18")]
+    assert [(rival.name, rival.version) for rival in rivals.known_rivals()] == [
+        ("torch", ""),
+        ("copy", ""),
+        ("flashinfer", "0.6.18"),
+    ]
 
 
 PAGES = """
@@ -353,7 +514,7 @@ def test_functions_that_are_called_as_the_generated_ones(target, function, note)
 def test_a_library_that_does_not_work_is_left_out(monkeypatch, tmp_path):
     (tmp_path / "flashinfer.py").write_text("raise OSError('no driver')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert [rival.name for rival in rivals.known_rivals()] == ["torch"]
+    assert [rival.name for rival in rivals.known_rivals()] == ["torch", "copy"]
 
 
 def test_adapters_by_name():
@@ -368,11 +529,12 @@ def test_adapters_by_name():
 
 
 class FakeCuda:
-    """Records what is captured; every event is 3 ms later than the one before."""
+    """Records what is captured; every event is ``step`` milliseconds later than the one before."""
 
     def __init__(self):
         self.events = self.captured = self.replays = 0
         self.capturing = False
+        self.step = 3.0
         outer = self
 
         class Event:
@@ -384,7 +546,7 @@ class FakeCuda:
                 self.at = outer.events
 
             def elapsed_time(self, other):
-                return (other.at - self.at) * 3.0
+                return (other.at - self.at) * outer.step
 
         class CUDAGraph:
             def replay(self):
@@ -416,10 +578,16 @@ def clock(monkeypatch):
 
 
 def test_a_graph_goes_through_all_calls_and_is_divided_by_them(clock):
-    assert clock.device_time([clock.cuda.call] * 8) == 3000 / 64
-    assert clock.cuda.captured == 64
-    assert clock.device_time([clock.cuda.call] * 50) == 3000 / 100
-    assert clock.cuda.replays == 2 * timing.REPLAYS
+    assert clock.device_time([clock.cuda.call] * 8) == 3000 / 8
+    assert (clock.cuda.captured, clock.cuda.replays) == (8, 2 + 10)  # 30 ms of 3
+
+
+def test_a_short_graph_goes_through_them_again(clock):
+    clock.cuda.step = 0.1
+    assert clock.device_time([clock.cuda.call] * 8) == pytest.approx(100 / 48)  # six times 100 µs
+    assert (clock.cuda.captured, clock.cuda.replays) == (8 + 48, 2 + 41)
+    clock.cuda.step = 0.001
+    assert clock.device_time([clock.cuda.call]) == pytest.approx(1 / 16)
 
 
 def test_a_slow_call_is_not_made_a_hundred_times(clock, monkeypatch):
@@ -432,6 +600,9 @@ def test_a_slow_call_is_not_made_a_hundred_times(clock, monkeypatch):
 
     assert clock.host_time([lambda: call(5e-6)]) == pytest.approx(5)
     assert made[0] == 2 + timing.HOST_ROUNDS * timing.HOST_CALLS
+    made[0] = 0
+    assert clock.host_time([lambda: call(1e-3)]) == pytest.approx(1000)
+    assert made[0] == 2 + timing.HOST_ROUNDS * 5
     made[0] = 0
     assert clock.host_time([lambda: call(0.5)]) == pytest.approx(500_000)
     assert made[0] == 2 + timing.HOST_ROUNDS
@@ -614,16 +785,20 @@ def test_a_dry_run_times_nothing(folder):
     ]
 
 
-def test_transfers_are_left_out(folder, monkeypatch):
-    result = kvgen("bench", "nhd_to_hnd", "--dry-run")
-    assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("error[KV701]: nhd_to_hnd is a transfer and no layout\n  help: `python benchmarks")
+def test_transfers_have_a_reference_a_copy_and_caps(folder):
+    result = kvgen("bench", "nhd_to_fp8", "--dry-run", "--no-check", "--tokens", "1,20", "--programs", "2")
+    assert (result.code, result.err) == (0, "")
+    lines = [" ".join(line.split()) for line in result.out.splitlines()[2:]]
+    assert lines[:6] == [
+        "nhd_to_fp8",
+        "function tokens bytes torch copy 2 programs",
+        "transfer 1 6,208 same bytes see below same bytes",
+        "transfer_blocks 1 6,208 same bytes see below same bytes",
+        "transfer 20 124,160 same bytes see below same bytes",
+        "transfer_blocks 20 124,160 same bytes see below same bytes",
+    ]
+    assert lines[6] == "transfer, copy, 1, 20 tokens: as many bytes, elsewhere"
     assert kvgen("tune", "nhd_to_hnd", "--dry-run").err.startswith("error[KV701]: nhd_to_hnd is a transfer and no")
-    Path("small.yaml").write_text(SMALL)
-    result = kvgen(
-        "bench", "nhd_to_hnd", "small.yaml", "--dry-run", "--no-check", "--tokens", "1", "--function", "append"
-    )
-    assert result.out.splitlines()[-1].split() == ["append", "1", "128", "same", "bytes"]
 
 
 def test_memory_that_is_too_small_ends_a_layout_not_the_run(folder, timed, monkeypatch):

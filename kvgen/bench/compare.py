@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvgen import reference
 from kvgen.bench.functions import Function, functions_of
 from kvgen.bench.task import Scene, Task
+from kvgen.harness.fused_bounds import STEPS, code_step
+from kvgen.views import leaf_places
 
 PART = 1 << 28
 """Bytes that are looked through at a time."""
@@ -30,8 +33,16 @@ def outcome(scene: Scene, function: Function, task: Task, call: Callable[[], Any
 
 
 def difference(function: Function, task: Task, expected: Sequence[Tensor], got: Sequence[Tensor]) -> str:
-    """What differs first, in words; empty if nothing does."""
+    """What differs first, in words; empty if nothing does.
+
+    Of a fused append the values of its tokens may, by what rounding between its steps comes to: then ``got`` is given
+    those that are ``expected``.
+    """
     names = list(task.outputs) if function.reads else list(task.buffers)
+    if function.writes == "staged":
+        names += ["query_out"] if task.fused.query_out is not None else []
+        if found := _staged_difference(task, expected, got):
+            return found
     if len(got) != len(expected):
         return f"it gives {len(got)} tensors, not {len(expected)}"
     for name, want, have in zip(names, expected, got, strict=True):
@@ -42,6 +53,40 @@ def difference(function: Function, task: Task, expected: Sequence[Tensor], got: 
         if not torch.equal(left, right):
             return f"{_unequal(left, right)} of {name}"
     return ""
+
+
+def _staged_difference(task: Task, expected: Sequence[Tensor], got: Sequence[Tensor]) -> str:
+    """Which values of the tokens are too far apart; those that are not are made the same."""
+    layout, options = task.layout, {"layer": task.layer, "scales": task.scales}
+    pools = [_buffers(task, side) for side in (expected, got)]
+    rows = [reference.gather(layout, pool, task.slots, remap=task.remap, **options) for pool in pools]
+    limits = {stream.name: 2 * code_step(stream) for stream in layout.streams}
+    if task.fused.query_out is not None:
+        rows = [side | {"query_out": tensors[-1]} for side, tensors in zip(rows, (expected, got), strict=True)]
+        limits["query_out"] = 2 * STEPS["bfloat16"]
+    for name, limit in limits.items():
+        want, have = (side[name].float() for side in rows)
+        apart = (want - have).abs() > limit * want.abs().amax(-1, keepdim=True)
+        if apart.any():
+            return f"{int(apart.sum())} of {apart.numel()} values of {name}"
+    numbers = reference.resolve_slots(layout, task.slots, task.blocks * task.block_size, task.remap)[1]
+    for leaf, places in leaf_places(layout, pools[0]).items():
+        for source, target in zip(places, leaf_places(layout, pools[1])[leaf], strict=True):
+            views = [view.select("layer", task.layer or 0) for view in (source, target)]
+            index = views[1].at(numbers, task.block_size)
+            views[1].tensor[index] = views[0].tensor[index]
+    if task.fused.query_out is not None:
+        got[-1].copy_(expected[-1])
+    return ""
+
+
+def _buffers(task: Task, storages: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The pool's tensors over other bytes."""
+    found = {}
+    for (name, tensor), storage in zip(task.buffers.items(), storages, strict=False):
+        place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        found[name] = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage.untyped_storage(), *place)
+    return found
 
 
 def _unequal(left: Tensor, right: Tensor) -> str:

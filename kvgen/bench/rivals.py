@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,21 +21,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvgen import reference
+from kvgen import reference, reference_fused
 from kvgen.against import Target, stand_in
+from kvgen.bench import libraries
+from kvgen.bench.caches import by_slot, pads, plain_caches, words
 from kvgen.bench.functions import FUNCTIONS
-from kvgen.bench.task import Task
+from kvgen.bench.task import Scene, Task
+from kvgen.bench.transfers import TransferTask
 from kvgen.diagnostics import Diagnostic, KvgenError
-from kvgen.layout import Pad, Place, Stream
-from kvgen.views import ByteView, leaf_places
+from kvgen.documents import Document
+from kvgen.layout import Layout
 
 Call = Callable[[], Any]
-Adapter = Callable[[Task], Call | None]
+Adapter = Callable[[Task | TransferTask], Call | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Eager:
     """A call that cannot be captured: it waits for the device, or makes tensors of numbers."""
+
+    call: Call
+
+    def __call__(self) -> Any:
+        return self.call()
+
+
+@dataclass(frozen=True, slots=True)
+class Reference(Eager):
+    """kvgen's own reference, which says what is right and takes its time: compared, and not timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """A call that does something else of the same size: timed, and not compared."""
 
     call: Call
 
@@ -53,8 +72,8 @@ class Rival:
 
 def known_rivals() -> list[Rival]:
     """PyTorch, and those of the libraries that are known here which can be imported."""
-    found = [Rival("torch", torch_indexing)]
-    for package, adapter in (("flashinfer", flashinfer_append), ("vllm", vllm_append)):
+    found = [Rival("torch", torch_indexing), Rival("copy", copy)]
+    for package, adapter in (("flashinfer", libraries.flashinfer), ("vllm", libraries.vllm)):
         if importlib.util.find_spec(package):
             with contextlib.suppress(Exception):  # what is installed may still not work here
                 version = getattr(importlib.import_module(package), "__version__", "")
@@ -78,6 +97,40 @@ def against(target: Target, module: ModuleType) -> Rival:
     return Rival(target.text, adapter)
 
 
+def capped(module: ModuleType, programs: int) -> Rival:
+    """A transfer's own function, launched with no more than so many programs."""
+
+    def adapter(task: Task | TransferTask) -> Call | None:
+        if not isinstance(task, TransferTask):
+            return None
+        function = next(function for function in FUNCTIONS if function.name == task.function)
+        positional, options = function.arguments(task)
+        return lambda: getattr(module, task.function)(*positional, **options, programs=programs)
+
+    return Rival(f"{programs} programs", adapter)
+
+
+def prepare(rivals: Sequence[Rival], documents: Sequence[Document], device: str) -> None:
+    """Call the kernels of libraries once, which they may compile only then; several at once.
+
+    What goes wrong is left to those who call them again.
+    """
+    layouts = [document for document in documents if isinstance(document, Layout)]
+    tasks = [task for layout in layouts for task in Scene(layout, device, 1).tasks(1, 1)]
+    calls: dict[tuple[str, str, int], Call] = {}
+    for rival in rivals:
+        for task in tasks if rival.version else ():
+            for function in ("append", "append_fused") if task.fused else ("append",):
+                with contextlib.suppress(Exception):
+                    if call := rival.adapter(task.of(function)):
+                        axes = next(iter(task.streams.values())).dim()
+                        calls.setdefault((rival.name, function, axes), call)
+    with ThreadPoolExecutor(max(len(calls), 1)) as pool:
+        for future in [pool.submit(call) for call in calls.values()]:
+            with contextlib.suppress(Exception):
+                future.result()
+
+
 def load_adapter(name: str) -> Rival:
     """The adapter that ``module:function`` names. KvgenError if it cannot be imported."""
     module, _, function = name.partition(":")
@@ -92,20 +145,22 @@ def load_adapter(name: str) -> Rival:
     return Rival(name, adapter)
 
 
-def torch_indexing(task: Task) -> Call | None:
+def torch_indexing(task: Task | TransferTask) -> Call | None:
     """``cache[slots] = rows`` and back, on views of the pool; where bytes have another meaning, kvgen's reference.
 
     A paged gather is given its slots: what it costs to find them is not counted.
     """
     if task.function in ("copy_blocks", "zero_blocks"):
         return _torch_pages(task)
-    caches = _plain_caches(task)
+    if task.function == "append_fused" or isinstance(task, TransferTask):
+        return torch_reference(task)
+    caches = plain_caches(task)
     if caches is None or task.remap is not None:
         return torch_reference(task)
     sides = []
     for name, rows in task.streams.items():
-        cache, index = _by_slot(_words(caches[name]), task.block_size)
-        sides.append((cache, index, _words(rows), (len(rows), *caches[name].shape[2:])))
+        cache, index = by_slot(words(caches[name]), task.block_size)
+        sides.append((cache, index, words(rows), (len(rows), *caches[name].shape[2:])))
     if task.function == "append":
 
         def append() -> None:
@@ -124,21 +179,50 @@ def torch_indexing(task: Task) -> Call | None:
     return None
 
 
-def torch_reference(task: Task) -> Call | None:
+def copy(task: Task | TransferTask) -> Call | None:
+    """Of a transfer: as many bytes from one tensor to another, which lie where the pools do."""
+    if not isinstance(task, TransferTask):
+        return None
+    source, target = (
+        torch.zeros(task.moved // 2, dtype=torch.uint8, device=side.device, pin_memory=side.pinned)
+        for side in task.sides
+    )
+    return Yardstick(lambda: target.copy_(source, non_blocking=True))
+
+
+def torch_reference(task: Task | TransferTask) -> Call | None:
     """kvgen's reference, which knows every layout."""
+    if isinstance(task, TransferTask):
+        return Reference(task.reference)
     options: dict[str, Any] = {"remap": task.remap, "layer": task.layer, "scales": task.scales}
     given = (task.layout, task.buffers)
     if task.function == "append":
-        return Eager(lambda: reference.append(task.layout, task.streams, task.buffers, task.slots, **options))
+        return Reference(lambda: reference.append(task.layout, task.streams, task.buffers, task.slots, **options))
+    if task.function == "append_fused":
+        return _fused_reference(task)
     kinds = {rows.dtype for rows in task.outputs.values()}
     options["dtype"] = kinds.pop() if len(kinds) == 1 else None
     if task.function == "gather":
-        return Eager(lambda: tuple(reference.gather(*given, task.slots, **options).values()))
+        return Reference(lambda: tuple(reference.gather(*given, task.slots, **options).values()))
     if task.function == "gather_paged":
         tables = (task.block_table, task.seq_lens, task.cu_seq_lens)
         options |= {"starts": task.starts, "total_tokens": len(task.slots)}
-        return Eager(lambda: tuple(reference.gather_paged(*given, *tables, **options).values()))
+        return Reference(lambda: tuple(reference.gather_paged(*given, *tables, **options).values()))
     return None
+
+
+def _fused_reference(task: Task) -> Call:
+    fused = task.fused
+    options = {
+        "weights": fused.weights,
+        "tables": fused.tables,
+        "query_out": fused.query_out,
+        "remap": task.remap,
+        "layer": task.layer,
+        "scales": task.scales,
+    }
+    given = (task.layout, fused.parts, task.buffers, task.slots, fused.positions)
+    return Reference(lambda: reference_fused.append_fused(*given, **options))
 
 
 def _torch_pages(task: Task) -> Call | None:
@@ -147,132 +231,11 @@ def _torch_pages(task: Task) -> Call | None:
     for buffer in layout.buffers:
         axes = [[digit.axis for digit in dim.digits] for dim in buffer.place.dims]
         found = [i for i, names in enumerate(axes) if names[:1] == ["block"] and names.count("block") == 1]
-        if len(found) != 1 or sum(names.count("block") for names in axes) != 1 or _pads(buffer.place):
+        if len(found) != 1 or sum(names.count("block") for names in axes) != 1 or pads(buffer.place):
             return None
-        blocks = _words(task.buffers[buffer.name]).unflatten(found[0], (task.blocks, -1))
+        blocks = words(task.buffers[buffer.name]).unflatten(found[0], (task.blocks, -1))
         sides.append((blocks, found[0]))
     source, target = task.pairs.unbind(1)
     if task.function == "zero_blocks":
         return lambda: [cache.index_fill_(dim, target, 0) for cache, dim in sides]
     return lambda: [cache.index_copy_(dim, target, cache.index_select(dim, source)) for cache, dim in sides]
-
-
-def _words(tensor: Tensor) -> Tensor:
-    """Bytes in the place of types that torch has no indexing for."""
-    return tensor.view(torch.uint8) if tensor.itemsize == 1 else tensor
-
-
-def flashinfer_append(task: Task) -> Call | None:
-    """``flashinfer.append_paged_kv_cache``: keys and values as they come, in pages whose strides are the same."""
-    caches = _key_and_value(task)
-    if caches is None or caches[0].stride() != caches[1].stride():
-        return None
-    import flashinfer
-
-    key, value = task.streams.values()
-    batch, positions = task.request_ids.int(), task.positions.int()
-    pages = -(-task.seq_lens // task.block_size)
-    used = torch.arange(task.block_table.shape[1], device=pages.device) < pages[:, None]
-    indices = task.block_table[used]
-    indptr = torch.nn.functional.pad(pages.cumsum(0), (1, 0)).int()
-    last = (task.seq_lens - (pages - 1) * task.block_size).int()
-    by_head = caches[0].stride(2) > caches[0].stride(1)
-    pool = tuple(cache.transpose(1, 2) for cache in caches) if by_head else caches
-    arguments = (key, value, batch, positions, pool, indices, indptr, last, "HND" if by_head else "NHD")
-    return lambda: flashinfer.append_paged_kv_cache(*arguments)
-
-
-def vllm_append(task: Task) -> Call | None:
-    """vLLM's ``reshape_and_cache_flash``: keys and values as they come, or as fp8 codes under one static scale."""
-    codes = [_static_fp8(stream) for stream in task.layout.streams]
-    caches = _key_and_value(task, torch.uint8 if all(codes) else None)
-    if caches is None:
-        return None
-    import vllm._C  # noqa: F401 - registers the operator
-
-    operator = torch.ops._C_cache_ops.reshape_and_cache_flash
-    one = torch.ones(1, device=task.slots.device)
-    scales = tuple(task.scales.values()) if all(codes) else (one, one)
-    arguments = (*task.streams.values(), *caches, task.slots, "fp8" if all(codes) else "auto", *scales)
-    return lambda: operator(*arguments)
-
-
-def _static_fp8(stream: Stream) -> bool:
-    scale = stream.scale
-    return (
-        scale is not None
-        and stream.encoding.mode == "fp8_e4m3"
-        and (scale.stored, scale.axes, scale.arithmetic, scale.given) == (False, (), "divide", "scale")
-    )
-
-
-def _key_and_value(task: Task, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor] | None:
-    """Two pools ``[blocks, block_size, heads, dim]`` for an append of key and value, None if they are not so."""
-    shapes = [x.shape[1:] for x in task.streams.values()]
-    if task.function != "append" or len(shapes) != 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
-        return None
-    if task.remap is not None:
-        return None
-    caches = _plain_caches(task, dtype)
-    if caches is None or any(cache.dim() != 4 or cache.stride(-1) != 1 for cache in caches.values()):
-        return None
-    first, second = caches.values()
-    return first, second
-
-
-def _plain_caches(task: Task, codes: torch.dtype | None = None) -> dict[str, Tensor] | None:
-    """A view ``[blocks, block_size, …]`` of every stream where it is stored, once, as it comes; None otherwise.
-
-    What follows are its axes, one that strides do not join in several dimensions. ``codes`` is the type to view codes
-    as; without it there is nothing for encoded streams.
-    """
-    layout = task.layout
-    if any(_fills(buffer.place) for buffer in layout.buffers):
-        return None
-    if codes is None and any(stream.encoding for stream in layout.streams):
-        return None
-    places, found = leaf_places(layout, task.buffers), {}
-    for name, rows in task.streams.items():
-        view = _typed(places[name][0].select("layer", task.layer or 0), codes or rows.dtype)
-        if view is None or len(places[name]) > 1:
-            return None
-        found[name] = view
-    return found
-
-
-def _fills(place: Place | Pad) -> bool:
-    """Whether padding in it is written with its token."""
-    if isinstance(place, Pad):
-        return place.fill is not None
-    return any(_fills(field.content) for field in getattr(place.content, "fields", ()))
-
-
-def _pads(place: Place | Pad) -> bool:
-    """Whether there are bytes in it that nothing is stored in."""
-    if isinstance(place, Pad):
-        return place.fill is None
-    return place.pitch != getattr(place.content, "size", place.pitch) or any(
-        _pads(field.content) for field in getattr(place.content, "fields", ())
-    )
-
-
-def _typed(view: ByteView, dtype: torch.dtype) -> Tensor | None:
-    """Bytes as values, digits of an axis joined where strides allow it; None unless block and slot are one each."""
-    try:
-        tensor = view.tensor.view(dtype).squeeze(-1)
-    except RuntimeError:  # values that are not aligned to their size
-        return None
-    axes = [digit.axis for digit in view.digits]
-    for i in reversed(range(1, len(axes))):
-        if axes[i] == axes[i - 1] and tensor.stride(i - 1) == tensor.stride(i) * tensor.shape[i]:
-            tensor = tensor.flatten(i - 1, i)
-            del axes[i]
-    whole = view.pack is None and axes[:2] == ["block", "slot"] and "slot" not in axes[2:]
-    return tensor if whole else None
-
-
-def _by_slot(cache: Tensor, block_size: int) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-    """The cache and what its rows are found by: their slots, or block and slot where the strides do not join these."""
-    if cache.stride(0) == cache.stride(1) * block_size:
-        return cache.flatten(0, 1), lambda slots: (slots,)
-    return cache, lambda slots: (slots // block_size, slots % block_size)

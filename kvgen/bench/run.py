@@ -11,13 +11,13 @@ from torch import Tensor
 
 from kvgen import harness
 from kvgen.bench.compare import difference, fill_pool, outcome
-from kvgen.bench.functions import Function, functions_of
+from kvgen.bench.functions import Function, functions_of, scene_of
 from kvgen.bench.results import OURS, Row, Timing
-from kvgen.bench.rivals import Call, Eager, Rival
+from kvgen.bench.rivals import Call, Eager, Reference, Rival, Yardstick
 from kvgen.bench.task import Scene, Task, number_of_sets
 from kvgen.bench.timing import Clock
 from kvgen.diagnostics import Diagnostic
-from kvgen.layout import Layout
+from kvgen.documents import Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Plan:
     """What is measured: ``functions`` by name (None: all), numbers of tokens, who is compared, how large a pool is.
 
     ``cache_bytes``: the device's last-level cache, which inputs are not to stay in from one call to the next.
+    ``programs``: caps of grids that transfers are launched with besides their own.
     """
 
     device: str
@@ -33,9 +34,10 @@ class Plan:
     rivals: tuple[Rival, ...]
     pool_tokens: int
     cache_bytes: int
+    programs: tuple[int, ...] = ()
 
 
-def harness_findings(layout: Layout, module: Any, plan: Plan) -> list[Diagnostic]:
+def harness_findings(layout: Document, module: Any, plan: Plan) -> list[Diagnostic]:
     """What the harness has against the functions that are to be timed: nobody needs wrong results fast."""
     names = [function.name for function in functions_of(layout, module, plan.functions)]
     if not names:
@@ -49,14 +51,14 @@ def harness_findings(layout: Layout, module: Any, plan: Plan) -> list[Diagnostic
     return [Diagnostic("KV741", message + others, hint=f"`kvgen test {layout.name}` says what differs")]
 
 
-def measure(layout: Layout, module: Any, plan: Plan, clock: Clock | None) -> Iterator[Row]:
+def measure(layout: Document, module: Any, plan: Plan, clock: Clock | None) -> Iterator[Row]:
     """A row for each number of tokens and function, as it is found. Without a clock results are compared only."""
     functions = functions_of(layout, module, plan.functions)
     if not functions:
         return
     if plan.device == "cuda":
         torch.cuda.empty_cache()  # of the harness and of the layout before
-    scene = Scene(layout, plan.device, max(plan.tokens), plan.pool_tokens)
+    scene = scene_of(layout, module, plan.device, max(plan.tokens), plan.pool_tokens)
     for tokens in plan.tokens:
         moved = {f.name: f.moved(scene, tokens) for f in functions}
         sets = number_of_sets(min(moved.values()), plan.cache_bytes) if clock else 1
@@ -88,8 +90,11 @@ def _against(
         first = rival.adapter(tasks[0])
         if first is None:
             return None
-        if found := difference(function, tasks[0], expected, outcome(scene, function, tasks[0], first)):
+        apart = isinstance(first, Yardstick)
+        if not apart and (found := difference(function, tasks[0], expected, outcome(scene, function, tasks[0], first))):
             return Timing(rival.name, None, None, f"differs: {found}")
+        if apart and clock is None:
+            return Timing(rival.name, None, None, "as many bytes, elsewhere")
         return _time(rival.name, [first, *(rival.adapter(task) for task in tasks[1:])], clock)
     except Exception as error:  # somebody else's code may raise anything; the other rows are wanted all the same
         text = str(error).strip().splitlines()
@@ -99,6 +104,8 @@ def _against(
 def _time(name: str, calls: Sequence[Call], clock: Clock | None) -> Timing:
     if clock is None:
         return Timing(name, None, None)
+    if isinstance(calls[0], Reference):
+        return Timing(name, None, None, "kvgen's reference: compared, not timed")
     host = clock.host_time(calls)
     if any(isinstance(call, Eager) for call in calls):
         return Timing(name, None, host, "not captured in a graph")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from kvgen.bench.fused import Fused, fused_inputs, query_width, tables_of, weights_of
 from kvgen.harness.pools import Pool, Sizes, compact_strides, open_steps, tensor_shape
 from kvgen.harness.values import fill_static, static_scales
-from kvgen.layout import Layout, Stream, leaves_of
+from kvgen.layout import Buffer, Layout, Stream, leaves_of
 
 FEW = 256
 """Up to so many tokens a call is a decode step, one token of each request; above, prompts."""
@@ -42,6 +44,7 @@ class Task:
     (int32), which are those of rows ``cu_seq_lens[r]`` to ``cu_seq_lens[r + 1]`` (int32). ``scales`` are the static
     ones that are arguments, by name; ``remap`` the table of a layout that has one; ``layer`` None without layers.
     ``pairs [n, 2]`` int64 are the blocks to copy and to overwrite, all distinct, as many as so many tokens fill.
+    ``fused`` is what ``append_fused`` takes besides, None where the layout has no such function.
     """
 
     function: str
@@ -62,6 +65,7 @@ class Task:
     remap: Tensor | None
     layer: int | None
     pairs: Tensor
+    fused: Fused | None
 
     def of(self, function: str) -> Task:
         """The same tensors for another function."""
@@ -78,9 +82,12 @@ class Scene:
         self.layout, self.device = layout, device
         self.sizes = bench_sizes(layout, most, pool_tokens)
         self.dtypes = {stream.name: source_dtype(stream) for stream in layout.streams}
-        self.buffers = {b.name: self._buffer(b) for b in layout.buffers}
+        self.buffers = {b.name: new_buffer(layout, b, self.sizes, self.dtypes, device) for b in layout.buffers}
         self.scales = static_scales(layout, self.sizes, device, 0)
         self.layer = None if layout.layers is None else self.sizes.layers // 2
+        kinds = {name: getattr(torch, dtype) for name, dtype in self.dtypes.items()}
+        kinds |= {layout.query.name: next(iter(kinds.values()))} if layout.query else {}
+        self.weights, self.tables = weights_of(layout, kinds, device), tables_of(layout, device)
         self.remap = None if layout.slots.remap is None else torch.arange(self.sizes.slots, device=device)
 
     @property
@@ -102,18 +109,13 @@ class Scene:
 
     def tasks(self, tokens: int, count: int) -> list[Task]:
         """``count`` sets of inputs for calls of so many tokens; set after set the same on every run."""
-        return [self._task(tokens, torch.Generator(self.device).manual_seed(seed)) for seed in range(count)]
+        return [self._task(tokens, self._generator(seed)) for seed in range(count)]
 
-    def _buffer(self, buffer) -> Tensor:
-        shape = tensor_shape(self.layout, buffer, self.sizes)
-        wanted = [self.dtypes.get(leaf) for leaf in leaves_of(buffer.place)]
-        name = next((dtype for dtype in wanted if dtype in buffer.dtypes), buffer.dtypes[0])
-        strides = compact_strides(buffer, shape)
-        length = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
-        tensor = torch.zeros(length, dtype=getattr(torch, name), device=self.device)
-        return tensor.as_strided(shape, strides)
+    def _generator(self, seed: int) -> torch.Generator | None:
+        """None where tensors have no values."""
+        return None if self.device == "meta" else torch.Generator(self.device).manual_seed(seed)
 
-    def _task(self, tokens: int, generator: torch.Generator) -> Task:
+    def _task(self, tokens: int, generator: torch.Generator | None) -> Task:
         table, starts, lengths = self._requests(tokens, generator)
         seq_lens = starts + lengths
         bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
@@ -121,7 +123,8 @@ class Scene:
         positions = torch.arange(tokens, device=self.device) - bounds[request] + starts[request]
         size = self.sizes.block_size
         slots = table[request, positions // size] * size + positions % size
-        streams = self._streams(tokens, generator)
+        streams, projection = self._streams(tokens, generator)
+        fused = fused_inputs(self.layout, streams, projection, self.weights, self.tables, generator)
         outputs = {name: torch.zeros(x.shape, dtype=x.dtype, device=self.device) for name, x in streams.items()}
         return Task(
             "",
@@ -142,40 +145,66 @@ class Scene:
             self.remap,
             self.layer,
             self._pairs(tokens, generator),
+            fused,
         )
 
-    def _pairs(self, tokens: int, generator: torch.Generator) -> Tensor:
-        blocks = torch.randperm(self.sizes.blocks, generator=generator, device=self.device)
+    def _pairs(self, tokens: int, generator: torch.Generator | None) -> Tensor:
+        blocks = self._shuffled(self.sizes.blocks, None, generator)
         return blocks[: 2 * whole_blocks(tokens, self.sizes.block_size)].view(-1, 2)
 
-    def _requests(self, tokens: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    def _shuffled(self, count: int, without: int | None, generator: torch.Generator | None) -> Tensor:
+        """All numbers below ``count`` but one, in random order."""
+        if without is None or not 0 <= without < count:
+            return torch.randperm(count, generator=generator, device=self.device)
+        numbers = torch.randperm(count - 1, generator=generator, device=self.device)
+        return numbers + (numbers >= without)
+
+    def _requests(self, tokens: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor]:
         """Block table, first position and number of tokens of every request: whole prompts, or one token each."""
         size, skip = self.sizes.block_size, self.layout.slots.skip
         if tokens <= FEW:
-            slots = torch.randperm(self.sizes.slots, generator=generator, device=self.device)
-            slots = slots[slots != -1 if skip is None else slots != skip][:tokens]
+            slots = self._shuffled(self.sizes.slots, skip, generator)[:tokens]
             return (slots // size)[:, None], slots % size, torch.ones_like(slots)
         lengths = [min(PROMPT, tokens - at) for at in range(0, tokens, PROMPT)]
         columns = -(-lengths[0] // size)
-        blocks = torch.randperm(self.sizes.blocks, generator=generator, device=self.device)
-        blocks = blocks[blocks != (-1 if skip is None else skip // size)][: len(lengths) * columns]
+        blocks = self._shuffled(self.sizes.blocks, None if skip is None else skip // size, generator)
+        blocks = blocks[: len(lengths) * columns]
         lengths = torch.tensor(lengths, device=self.device)
         return blocks.view(-1, columns), torch.zeros_like(lengths), lengths
 
-    def _streams(self, tokens: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def _streams(self, tokens: int, generator: torch.Generator | None) -> tuple[dict[str, Tensor], Tensor]:
+        """The streams, and the projection that they are the last columns of, after those of the query.
+
+        Streams of different types are tensors of their own, and the projection has the query alone.
+        """
         shapes = {s.name: self.sizes.stream_shape(self.layout, s.name) for s in self.layout.streams}
 
         def random(width: int, dtype: str) -> Tensor:
             return torch.randn(tokens, width, generator=generator, device=self.device).to(getattr(torch, dtype))
 
-        if len(set(self.dtypes.values())) > 1:
-            return {s: random(math.prod(x), self.dtypes[s]).unflatten(1, x) for s, x in shapes.items()}
         first = next(iter(shapes.values()))
-        lead = QUERY_HEADS * first[-1] if len(first) > 1 else 0
+        lead = query_width(self.layout) or (QUERY_HEADS * first[-1] if len(first) > 1 else 0)
+        kind = next(iter(self.dtypes.values()))
+        if len(set(self.dtypes.values())) > 1:
+            streams = {s: random(math.prod(x), self.dtypes[s]).unflatten(1, x) for s, x in shapes.items()}
+            return streams, random(lead, kind)
         widths = [math.prod(shape) for shape in shapes.values()]
-        fused = random(lead + sum(widths), next(iter(self.dtypes.values())))
-        parts = fused[:, lead:].split(widths, dim=1)
-        return {s: part.unflatten(1, shape) for (s, shape), part in zip(shapes.items(), parts, strict=True)}
+        projection = random(lead + sum(widths), kind)
+        parts = projection[:, lead:].split(widths, dim=1)
+        return {s: part.unflatten(1, shape) for (s, shape), part in zip(shapes.items(), parts, strict=True)}, projection
+
+
+def new_buffer(
+    layout: Layout, buffer: Buffer, sizes: Sizes, dtypes: Mapping[str, str], device: str, pinned: bool = False
+) -> Tensor:
+    """Zeros with the smallest strides, of the type of a stream that lies in them as it comes."""
+    shape = tensor_shape(layout, buffer, sizes)
+    wanted = [dtypes.get(leaf) for leaf in leaves_of(buffer.place)]
+    name = next((dtype for dtype in wanted if dtype in buffer.dtypes), buffer.dtypes[0])
+    strides = compact_strides(buffer, shape)
+    length = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
+    tensor = torch.zeros(length, dtype=getattr(torch, name), device=device, pin_memory=pinned)
+    return tensor.as_strided(shape, strides)
 
 
 def bench_sizes(layout: Layout, most: int, pool_tokens: int) -> Sizes:

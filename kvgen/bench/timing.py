@@ -5,6 +5,7 @@ Times are in microseconds, of one call. Nothing but ``CudaClock`` needs a GPU.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -12,20 +13,24 @@ from typing import Any, Protocol
 
 Call = Callable[[], Any]
 
-GRAPH_CALLS = 64
-"""Calls in a captured graph at the least: starting a graph takes as long as several short kernels."""
+GRAPH = 600.0
+"""Microseconds that a captured graph takes at the least: starting one takes as long as several short kernels."""
 
-REPLAYS = 21
-SETTLE = 0.05
+GRAPH_PASSES = 16
+"""How often a graph goes through all calls at the most."""
+
+SETTLE = 0.01
 """Seconds of replays before the first that counts, so that clocks settle."""
 
-HOST_CALLS = 100
-"""Calls of one measurement of host time at the most, few enough that the device's queue never fills."""
+REPLAYS, REPLAYING = (7, 41), 0.03
+"""Replays that count, at the least and at the most, and the seconds that those between take."""
 
-HOST_ROUND = 0.02
-"""Seconds that such a measurement may take if more than one call is to be made."""
+HOST_CALLS, HOST_ROUNDS = 100, 7
+"""Calls of one measurement of host time at the most, few enough that the device's queue never fills; and how many."""
 
-HOST_ROUNDS = 7
+HOSTING = 0.04
+"""Seconds that all these measurements take, the device's work included, where that is more than one call each."""
+
 COPY_BYTES = 1 << 32
 
 
@@ -52,38 +57,50 @@ class CudaClock:
         for call in calls:  # compiles what is to be compiled: nothing may be inside a capture
             call()
         self.cuda.synchronize()
-        repeats = -(-GRAPH_CALLS // len(calls))
-        graph = self.cuda.CUDAGraph()
-        with self.cuda.graph(graph):
-            for _ in range(repeats):
-                for call in calls:
-                    call()
+        graph, passes = self._captured(calls), 1
+        graph.replay()
+        once = self._event_time(graph.replay)
+        if once < GRAPH:
+            passes = min(GRAPH_PASSES, math.ceil(GRAPH / once))
+            graph = self._captured([*calls] * passes)
         begin = time.perf_counter()
         while time.perf_counter() - begin < SETTLE:
             graph.replay()
             self.cuda.synchronize()
-        return median(self._event_time(graph.replay) for _ in range(REPLAYS)) / (repeats * len(calls))
+        least, most = REPLAYS
+        replays = max(least, min(most, int(REPLAYING * 1e6 / (once * passes))))
+        return median(self._event_time(graph.replay) for _ in range(replays)) / (passes * len(calls))
+
+    def _captured(self, calls: Sequence[Call]) -> Any:
+        graph = self.cuda.CUDAGraph()
+        with self.cuda.graph(graph):
+            for call in calls:
+                call()
+        return graph
 
     def host_time(self, calls: Sequence[Call]) -> float:
-        for call in calls:
-            call()
+        calls[0]()
         self.cuda.synchronize()
-        count = max(1, min(HOST_CALLS, int(HOST_ROUND * 1e6 / max(self._host_round(calls[:1]), 1.0))))
-        return median(self._host_round([calls[i % len(calls)] for i in range(count)]) for _ in range(HOST_ROUNDS))
+        _, whole = self._host_round(calls[:1])
+        count = max(1, min(HOST_CALLS, int(HOSTING * 1e6 / HOST_ROUNDS / max(whole, 1.0))))
+        chosen = [calls[i % len(calls)] for i in range(count)]
+        return median(self._host_round(chosen)[0] for _ in range(HOST_ROUNDS))
 
-    def _host_round(self, calls: Sequence[Call]) -> float:
+    def _host_round(self, calls: Sequence[Call]) -> tuple[float, float]:
+        """Microseconds of a call until it returns, and until the device is through with it."""
         begin = time.perf_counter()
         for call in calls:
             call()
-        microseconds = (time.perf_counter() - begin) * 1e6
+        returned = time.perf_counter()
         self.cuda.synchronize()
-        return microseconds / len(calls)
+        done = time.perf_counter()
+        return (returned - begin) * 1e6 / len(calls), (done - begin) * 1e6 / len(calls)
 
     def copy_rate(self) -> float:
         size = min(COPY_BYTES, self.cuda.mem_get_info()[0] // 4)
         source = self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
         target = self.torch.empty_like(source)
-        microseconds = median(self._event_time(lambda: target.copy_(source)) for _ in range(REPLAYS))
+        microseconds = median(self._event_time(lambda: target.copy_(source)) for _ in range(REPLAYS[1]))
         return 2 * size / (microseconds * 1e-6)
 
     def _event_time(self, call: Call) -> float:

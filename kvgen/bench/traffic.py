@@ -40,6 +40,12 @@ def pages(layout: Layout, sizes: Mapping[str, int], blocks: int, layers: int) ->
     return _total(blocks * sizes["slot"] * layers, token)
 
 
+def one_side(layout: Layout, sizes: Mapping[str, int], tokens: int, *, source: bool) -> int:
+    """Bytes that a transfer reads, one place of every leaf, at the source, or writes to all of them."""
+    token = stored(layout, sizes, {leaf.name for leaf in layout.leaves}, once=source)
+    return _total(tokens, token + (0 if source else _filled(layout, sizes)))
+
+
 def dense(layout: Layout, sizes: Mapping[str, int], dtypes: Mapping[str, str]) -> Fraction:
     """Bytes of a token outside the cache."""
     return Fraction(sum(values(stream, sizes) * ITEMSIZE[dtypes[stream.name]] for stream in layout.streams))

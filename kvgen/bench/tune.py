@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from kvgen import runtime
+from kvgen.bench.ahead import Job, compiling
 from kvgen.bench.candidates import Choice, Times, candidates, choose, with_hints
 from kvgen.bench.compare import difference, fill_pool, outcome
 from kvgen.bench.functions import FUNCTIONS, Function, functions_of
@@ -41,17 +41,21 @@ def trials(layout: Layout, kind: str, plan: Plan, clock: Clock) -> Iterator[Tria
     """
     (function,) = (function for function in FUNCTIONS if function.name == kind)
     plain = with_hints(layout, {kind: KernelHints()})
-    module = _module(plain)
+    module = runtime.import_module(layout.name, _text(plain))
     if not functions_of(layout, module, [kind]):
         return
     scene = Scene(layout, plan.device, max(plan.tokens), plan.pool_tokens)
     tasks = {tokens: _tasks(scene, function, tokens, plan) for tokens in plan.tokens}
     if function.reads:
         fill_pool(scene, module, [task for group in tasks.values() for task in group])
+    texts = {hints: _text(with_hints(layout, {kind: hints})) for hints in candidates(layout, kind)}
+    jobs = [Job(layout, text, (kind,), plan.tokens, plan.pool_tokens) for text in texts.values()]
+    with compiling(jobs, plan.device):
+        pass
     yield _trial(scene, function, None, module, tasks, clock)
-    for hints in candidates(layout, kind):
+    for hints, text in texts.items():
         try:
-            variant = _module(with_hints(layout, {kind: hints}))
+            variant = runtime.import_module(layout.name, text)
             yield _trial(scene, function, hints, variant, tasks, clock)
         except (KvgenError, torch.OutOfMemoryError):
             raise
@@ -65,10 +69,10 @@ def chosen(found: Sequence[Trial]) -> Choice:
     return choose(own.times, {trial.hints: trial.times for trial in rest if trial.hints and trial.times})
 
 
-def _module(layout: Layout) -> ModuleType:
+def _text(layout: Layout) -> str:
     from kvgen.emit.render import render_raw
 
-    return runtime.import_module(layout.name, render_raw(layout))
+    return render_raw(layout)
 
 
 def _tasks(scene: Scene, function: Function, tokens: int, plan: Plan) -> list[Task]:

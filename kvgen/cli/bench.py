@@ -22,7 +22,6 @@ from kvgen.cli.common import (
     console_width,
     find_layouts,
     load_all,
-    only_layouts,
     reporting,
 )
 from kvgen.diagnostics import Diagnostic, KvgenError
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from kvgen.bench.rivals import Rival
     from kvgen.bench.run import Plan
     from kvgen.bench.timing import Clock
+    from kvgen.documents import Document
 
 SWEEP = (1, 32, 256, 4096, 32768)
 DRY_SWEEP = (1, 32)
@@ -60,6 +60,9 @@ def bench(
         list[str] | None,
         typer.Option(metavar="MODULE:NAME", help="Compare with what this adapter makes of a task; may be repeated."),
     ] = None,
+    programs: Annotated[
+        str | None, typer.Option(help="Launch transfers with at most so many programs too, several numbers by commas.")
+    ] = None,
     pool_tokens: Annotated[int, typer.Option(min=0, help="Slots of the pool, over all layers.")] = POOL_TOKENS,
     check: Annotated[bool, typer.Option(help="Run the harness first, and do not time what it finds wrong.")] = True,
     dry_run: Annotated[
@@ -70,9 +73,11 @@ def bench(
 ) -> None:
     """Time the functions of freshly generated modules on a GPU, beside PyTorch, FlashInfer and vLLM.
 
-    Results are compared, byte by byte, before anything is timed; what differs is said and not timed.
+    Results are compared, byte by byte, before anything is timed; what differs is said and not timed. Of a transfer a
+    side lies in pinned host memory if the name of its layout or of a buffer says `host`.
     """
-    counts = token_counts(tokens, DRY_SWEEP if dry_run else SWEEP)
+    counts = numbers(tokens, "--tokens", DRY_SWEEP if dry_run else SWEEP)
+    caps = numbers(programs, "--programs", ())
     if dry_run and (json_file or plot_file):
         raise typer.BadParameter("a dry run has no times to write", param_hint="--dry-run")
     if plot_file:
@@ -81,7 +86,6 @@ def bench(
         require_matplotlib()
     with reporting(OutputFormat.TEXT) as found:
         documents = [document for _, document in load_all(find_layouts(paths))]
-        layouts = only_layouts(documents, "`python benchmarks/transfer.py` times transfers")
         device, clock = device_and_clock(dry_run)
         targets = [parse(target) for target in against or []]
         rivals = _rivals(adapter or [])
@@ -89,18 +93,19 @@ def bench(
         from kvgen.bench.run import Plan, last_level_cache
 
         size = 0 if dry_run else pool_tokens
-        plan = Plan(device, counts, tuple(function) if function else None, rivals, size, last_level_cache(device))
-        result = _measure(layouts, plan, targets, clock, check, found, json_file)
+        plan = Plan(device, counts, tuple(function) if function else None, rivals, size, last_level_cache(device), caps)
+        result = _measure(documents, plan, targets, clock, check, found, json_file)
         if plot_file:
             plot(result, plot_file)
 
 
-def token_counts(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
+def numbers(text: str | None, option: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Positive numbers by commas, in order."""
     if text is None:
         return default
     words = [word for word in re.split(r"[,\s]+", text) if word]
     if not words or not all(re.fullmatch(r"[1-9]\d{0,6}", word) for word in words):
-        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,32,4096", param_hint="--tokens")
+        raise typer.BadParameter(f"{text!r} is no list of numbers such as 1,32,4096", param_hint=option)
     return tuple(sorted(set(map(int, words))))
 
 
@@ -133,7 +138,7 @@ def _check_functions(names: list[str]) -> None:
 
 
 def _measure(
-    layouts: list[Layout],
+    documents: list[Document],
     plan: Plan,
     targets: list[Target],
     clock: Clock | None,
@@ -144,7 +149,7 @@ def _measure(
     """Every row of every layout; tables are printed and written as they are done. ``found`` has what is not timed."""
     from kvgen.bench import run, table
     from kvgen.bench.results import Run
-    from kvgen.bench.rivals import against
+    from kvgen.bench.rivals import against, capped
 
     name, versions = run.environment(plan.device, plan.rivals)
     rate = clock.copy_rate() if clock else None
@@ -152,10 +157,12 @@ def _measure(
     result = Run(name, time.strftime("%Y-%m-%d", time.gmtime()), versions, plan.pool_tokens, rate, add, ())
     typer.echo(table.heading(result))
     rows: list[Row] = []
-    with progress(len(layouts)) as tell:
-        for layout, module in _modules(layouts):
+    modules = _compiled(documents, plan)
+    with progress(len(documents)) as tell:
+        for layout, module in modules:
             try:
-                others = tuple(against(target, module) for target in targets)
+                others = tuple(against(target, module) for target in targets if _concerns(target, layout))
+                others += tuple(capped(module, programs) for programs in plan.programs)
             except KvgenError as error:
                 found += error.diagnostics
                 continue
@@ -169,17 +176,31 @@ def _measure(
     return result
 
 
-def _modules(layouts: list[Layout]) -> Iterator[tuple[Layout, ModuleType]]:
+def _concerns(target: Target, document: Document) -> bool:
+    """Whether a function stands in for one of a transfer, and this is one, or of a layout."""
+    return isinstance(document, Layout) != target.function.startswith("transfer")
+
+
+def _compiled(documents: list[Document], plan: Plan) -> Iterator[tuple[Document, ModuleType]]:
+    """The documents with their modules, once all that is to be timed is compiled: then nothing else keeps the CPU."""
     from kvgen import runtime
+    from kvgen.bench.ahead import Job, compiling
+    from kvgen.bench.rivals import prepare
     from kvgen.emit.render import render_all
 
-    texts = render_all(layouts)
-    for layout in layouts:
-        yield layout, runtime.import_module(layout.name, texts[f"{layout.name}.py"])
+    texts = render_all(documents)
+    given = [(document, texts[f"{document.name}.py"]) for document in documents]
+    sizes = (plan.functions, plan.tokens, plan.pool_tokens, plan.programs)
+    jobs = [Job(document, text, *sizes) for document, text in given]
+    with compiling(jobs, plan.device):
+        if plan.device == "cuda":
+            prepare(plan.rivals, documents, plan.device)
+    for document, text in given:
+        yield document, runtime.import_module(document.name, text)
 
 
 def _rows(
-    layout: Layout,
+    layout: Document,
     module: ModuleType,
     plan: Plan,
     clock: Clock | None,

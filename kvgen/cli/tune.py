@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgen import resources
-from kvgen.cli.bench import POOL_TOKENS, device_and_clock, progress, token_counts
+from kvgen.cli.bench import POOL_TOKENS, device_and_clock, numbers, progress
 from kvgen.cli.common import (
     DEFAULT_FOLDER,
     OutputFormat,
@@ -48,7 +48,7 @@ def tune(
     Every schedule's bytes are compared with the reference. What gains less than 3 % is not preferred to kvgen's own
     choice; then the file has no entry. Its other lines and its comments stay as they are.
     """
-    counts = token_counts(tokens, SWEEP)
+    counts = numbers(tokens, "--tokens", SWEEP)
     with reporting(OutputFormat.TEXT):
         path = layout_path(layout)
         ((_, document),) = load_all([path])

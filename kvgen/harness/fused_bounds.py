@@ -40,7 +40,7 @@ def adopt_within_bounds(bench: Bench, pool: Pool, slots: Tensor, streams: Collec
         if not bench.layout.fuse.of(name) or not len(numbers):
             continue
         got, wanted = (side[name].float() for side in sides)
-        limit = _step(bench.layout.stream(name)) * wanted.nan_to_num().abs().amax(-1, keepdim=True) + 1e-30
+        limit = code_step(bench.layout.stream(name)) * wanted.nan_to_num().abs().amax(-1, keepdim=True) + 1e-30
         close = ((got - wanted).abs() <= limit) | (got.isnan() & wanted.isnan()) | (got == wanted)
         if not close.all():
             where = close.logical_not().nonzero()[0].tolist()
@@ -53,6 +53,7 @@ def adopt_within_bounds(bench: Bench, pool: Pool, slots: Tensor, streams: Collec
                 theirs.tensor[index] = mine.tensor[index]
 
 
-def _step(stream: Stream) -> float:
+def code_step(stream: Stream) -> float:
+    """The most that two neighbouring codes of a stream are apart, relative to the largest value of their row."""
     codes = stream.dtypes if stream.encoding is None else (stream.encoding.code,)
     return max(STEPS.get(code, 2**-1) for code in codes)

@@ -1,0 +1,46 @@
+"""Kernels compiled ahead of ``kvgen bench``: without a GPU, and under the keys that calls on real tensors look for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from kvgen.bench import ahead
+from tests.generated import ROOT, shipped
+
+CODE = """
+import os
+from pathlib import Path
+from kvgen.bench import ahead
+from kvgen.emit import render_layout
+from kvgen.resolve import load
+
+ahead._prepare(("cuda", 90, 32))
+layout = load("layouts/nhd_fused.yaml")
+job = ahead.Job(layout, render_layout(layout), ("append_fused",), (1, 300), 1024)
+for ahead.NOWHERE in ("meta", "cpu"):
+    ahead.compile_job(job)
+    print(*sorted(f"{path.parent.name}/{path.name}" for path in Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")))
+"""
+
+
+def test_tensors_without_memory_are_compiled_for_as_others_are(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, "-c", CODE], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    first, again = found.stdout.splitlines()
+    assert again == first
+    kernels = [tmp_path / name for name in first.split()]
+    assert {path.name for path in kernels} == {"_append_fused_kernel.cubin"}
+    assert {json.loads(path.with_suffix(".json").read_text())["target"]["arch"] for path in kernels} == {90}
+
+
+def test_off_a_gpu_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", None)
+    job = ahead.Job(shipped("paged_nhd"), "", None, (1,), 0)
+    with ahead.compiling([job, job], "cpu"):
+        pass
