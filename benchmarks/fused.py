@@ -5,8 +5,9 @@
 GPU time is the median over replays of a CUDA graph that walks through several sets of inputs; bytes are those read and
 written, cosines and sines included. Beside it, in the same run: ``append`` of the same layout; norm, rotary embedding
 and append as three launches (Triton kernels of this file, K alone and then Q where the layout has a query); and
-FlashInfer's rotary embedding and append where it is importable and has the layout. Bytes are compared with the
-reference before anything is timed. ``--schedules`` tries warps and heads of a program besides the chosen ones.
+FlashInfer's rotary embedding and append, without a norm, where it is importable and has the layout: for fp8 both in one
+launch. Bytes are compared with the reference before anything is timed. ``--schedules`` tries warps and heads of a
+program besides the chosen ones.
 """
 
 from __future__ import annotations
@@ -210,7 +211,9 @@ def plain(module: Any, inputs: Inputs) -> Callable[[], None]:
 
 
 def flashinfer(layout: Layout, inputs: Inputs) -> Callable[[], None] | None:
-    """Rotary embedding of query and key, then the append: for plain pages whose values all turn by a joined table."""
+    """Rotary embedding of query and key, then the append: for plain pages whose values all turn by a joined table. Both
+    are one launch for 8-bit floats under one scale.
+    """
     rope = rope_of(layout.fuse.of("key"))
     task, shapes = inputs.task, {b.name: [d.digits[0].axis for d in b.place.dims if d.digits] for b in layout.buffers}
     if (
@@ -219,7 +222,8 @@ def flashinfer(layout: Layout, inputs: Inputs) -> Callable[[], None] | None:
         or layout.fuse.mrope
     ):
         return None
-    if any(stream.encoding for stream in layout.streams):
+    codes = {stream.encoding.code if stream.encoding else None for stream in layout.streams}
+    if codes not in ({None}, {"float8_e4m3fn"}) or any(s.scale and s.scale.axes for s in layout.streams):
         return None
     try:
         import flashinfer as fi
@@ -235,19 +239,23 @@ def flashinfer(layout: Layout, inputs: Inputs) -> Callable[[], None] | None:
     )
     inner = (task.slots % size).int()
     key, query = key.contiguous(), query.contiguous()
+    neox, table = rope.style == "neox", inputs.tables["cos_sin"]
 
     def call() -> None:
         fi.apply_rope_with_cos_sin_cache_inplace(
-            inputs.positions,
-            query.flatten(1),
-            key.flatten(1),
-            key.shape[2],
-            inputs.tables["cos_sin"],
-            rope.style == "neox",
+            inputs.positions, query.flatten(1), key.flatten(1), key.shape[2], table, neox
         )
         fi.append_paged_kv_cache(key, value, batch, inner, tuple(task.buffers.values()), pages, count, inner + 1, "NHD")
 
-    return call
+    if codes == {None}:
+        return call
+    turned, none = torch.empty_like(query, dtype=torch.float8_e4m3fn), query[..., :0]
+    caches = tuple(buffer.view(torch.float8_e4m3fn) for buffer in task.buffers.values())
+    places = {"kv_indices": pages, "kv_indptr": count, "batch_indices": batch, "positions": inner, "page_size": size}
+    outputs = {"q_rope_out": turned, "q_nope_out": turned[..., :0]}
+    return lambda: fi.rope.rope_quantize_fp8_append_paged_kv_cache(
+        query, key, none, key[..., :0], value, table, inputs.positions, caches, is_neox=neox, **places, **outputs
+    )
 
 
 def moved(layout: Layout, scene: Scene, inputs: Inputs) -> int:

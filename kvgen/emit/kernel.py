@@ -23,6 +23,7 @@ from kvgen.emit.encoding import (
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.names import block_size_name, index_name
 from kvgen.emit.packing import build_pack, repack, word_type
+from kvgen.emit.pairs import pairs_of
 from kvgen.emit.query import QueryContext, build_query
 from kvgen.emit.sections import CopyContext, FillContext, Masks, ScaleContext, Side, ZeroContext
 from kvgen.emit.stages import Staging
@@ -209,7 +210,7 @@ class Builder(Staging):
     def _copy(self, copy: Copy, tile: Tile) -> CopyContext:
         rank = len(tile.order)
         cache, dense = self.plan.cache_view(copy), self.plan.dense_view(copy)
-        variables, bounds = self._variables(copy.stream, tile)
+        variables, bounds = self._row_variables(copy, tile)
         token = subscript(variables["token"].position, rank)
         gather = self.plan.kind == "gather"
         guarded = [f"valid{token}"] if self.tiled else []
@@ -254,6 +255,10 @@ class Builder(Staging):
             stages=self._stages(copy, tile, variables, guarded) if copy.stages else None,
             rounds=bool(copy.stages) and encoding is None,
         )
+        if pairs_of(self.layout, copy, tile).halved:
+            other = self._other(copy, variables)
+            second = replace(self._side(cache, copy.stream, other, rank, side.value_type), made=True)
+            return replace(context, halved=True, rejoined=context.stages.rejoined, second=second)
         return self._packed(context, copy, tile, variables) if cache.pack else context
 
     def _packed(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from kvgen.emit.args import Arg, position_args, stage_args
 from kvgen.emit.index import subscript
+from kvgen.emit.pairs import pairs_of
 from kvgen.emit.sections import Masks, StagesContext
 from kvgen.emit.stages import Staging
 from kvgen.layout import Layout
@@ -33,6 +34,8 @@ class QueryContext:
     definitions: tuple[tuple[str, str], ...]
     source: str
     destination: str
+    halved: bool
+    second: str
     value_type: str
     mask_definition: str
     masks: Masks
@@ -62,7 +65,7 @@ class _Builder(Staging):
 
     def build(self, plan: Plan, sched: Schedule, positions: tuple[str, ...]) -> QueryContext:
         (copy,), (tile,) = self.plan.copies, self.sched.tiles
-        variables, bounds = self._variables(copy.stream, tile)
+        variables, bounds = self._row_variables(copy, tile)
         rank = len(tile.order)
         guards = [f"known{subscript(variables['token'].position, rank)}"] if self.tiled else []
         named, masks = self._masks(copy.stream, guards, guards, bounds)
@@ -70,6 +73,7 @@ class _Builder(Staging):
         source = self._side(copy.source, copy.stream, variables, rank, kind).elements
         destination = self._side(copy.destination, copy.stream, variables, rank, kind).elements
         stages = self._stages(copy, tile, variables, guards)
+        second = self._side(copy.destination, copy.stream, self._other(copy, variables), rank, kind).elements
         first = kv_parts(layout=self.layout, plan=plan, sched=sched)
         args = self._args()
         bounded = any(arg.name == "num_positions" for arg in position_args(plan))
@@ -92,6 +96,8 @@ class _Builder(Staging):
             definitions=tuple(self.definitions.items()),
             source=source,
             destination=destination,
+            halved=pairs_of(self.layout, copy, tile).halved,
+            second=second,
             value_type=kind,
             mask_definition=named,
             masks=masks,

@@ -110,14 +110,20 @@ class ScaledContext:
 
 
 @dataclass(frozen=True, slots=True)
+class WideContext:
+    """Values in the type in which their squares are summed."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class NormContext:
-    """A norm. ``total`` sums the squares of ``wide``, the values in the type of the sum, over a row."""
+    """A norm. ``total`` sums the squares over a row, of the ``widened`` where that is another type."""
 
     comment: str
-    value: str
     inverse: str
-    widened: bool
-    wide: str
+    widened: tuple[WideContext, ...]
     total: str
     share: str  # one over the values of a row
     eps: str
@@ -133,16 +139,29 @@ class FactorContext:
 
 
 @dataclass(frozen=True, slots=True)
+class TableContext:
+    """Cosines or sines by name, and where they lie: of one position, or of three."""
+
+    name: str
+    at: str
+    height_at: str = ""
+    width_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RopeContext:
     """A rotation: what is worked out of the index of a value, and where its cosine and sine come from.
 
-    ``first_at`` is whether a value is the first of its pair, as the tile has it.
+    ``beside``: the other value of each pair is loaded beside it, see ``kvgen.emit.pairs``; ``first_at`` is whether a
+    value is the first of its pair, as the tile has it. ``split``: the rows are split into ``pairs`` to turn, and put
+    together as ``rows``.
     """
 
     comment: str
     value: str
     partner: str
     names: dict[str, str]  # of the section's own variables
+    beside: bool
     pair: str
     first: str
     other: str
@@ -155,8 +174,10 @@ class RopeContext:
     factors: tuple[FactorContext, ...]
     position_at: str
     frequency_at: str
-    cos_at: str
-    sin_at: str
+    tables: tuple[TableContext, ...]
+    split: bool
+    pairs: str
+    rows: str
     partial: bool
     rotated: str
 
@@ -172,13 +193,20 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True)
 class StagesContext:
-    """The stages of a section; ``partner_at`` is where the other value of each pair is loaded from."""
+    """The stages of a section.
+
+    ``two``: a second tile, the ``partner``, is loaded from ``partner_at``, see ``kvgen.emit.pairs``. ``rejoined``: rows
+    are put together of their ``halves`` as ``rows`` once they are through.
+    """
 
     value: str
     value_type: str
-    turned: bool
     partner: str
+    two: bool
     partner_at: str
+    rejoined: bool
+    rows: str
+    halves: str
     stages: tuple[StageContext, ...]
 
 
@@ -212,6 +240,9 @@ class CopyContext:
     staged: bool
     stages: StagesContext | None
     rounds: bool  # whether what stages leave is stored as it comes, rounded to its type
+    halved: bool = False  # whether rows are stored in two halves, the second in ``second``
+    rejoined: bool = False  # whether they are whole in between
+    second: Side | None = None
 
 
 @dataclass(frozen=True, slots=True)

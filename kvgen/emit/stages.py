@@ -8,6 +8,7 @@ from kvgen.emit.encoding import reduced
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.indexing import Indexing
 from kvgen.emit.names import extent_name, index_name, tuple_text
+from kvgen.emit.pairs import Pairs, joined, pairs_of, parted
 from kvgen.emit.sections import (
     FactorContext,
     NormContext,
@@ -15,52 +16,85 @@ from kvgen.emit.sections import (
     ScaledContext,
     StageContext,
     StagesContext,
+    TableContext,
+    WideContext,
 )
-from kvgen.plan import Copy, Norm, Rotary, View
+from kvgen.plan import Copy, Norm, Rotary
 from kvgen.schedule import Tile
 from kvgen.stages import Mrope, Rope
 
 NAMES = ("pair", "first", "other", "position", "frequency", "angle", "cos", "sin")
 """What a rotation works out, each called after its stream."""
+AXES = ("time", "height", "width")
+"""Whose positions a token has where it has three."""
 
 
 class Staging(Indexing):
     """Works out the stages of a section."""
 
+    def _row_variables(self, copy: Copy, tile: Tile) -> tuple[dict[str, Variable], list[str]]:
+        """Variables of a section, and the masks of its padded sides; ``dim`` of rows in halves is that of the first."""
+        pairs, wide = pairs_of(self.layout, copy, tile), ".to(tl.int64)" if "dim" in self.wide else ""
+        axes = self.layout.stream(copy.stream).axes
+        variables, masks = self._variables(copy.stream, tile, list(axes[:-1] if pairs.halved else axes))
+        if pairs.halved or pairs.split:
+            self.definitions[f"{copy.stream}_pair"] = f"tl.arange(0, {pairs.rope.pairs}){wide}"
+        if pairs.halved:
+            self.definitions[f"{copy.stream}_other"] = f"{copy.stream}_pair + {pairs.rope.pairs}"
+            variables |= {"dim": Variable(f"{copy.stream}_pair", len(tile.order) - 1)}
+        return variables, masks
+
+    def _other(self, copy: Copy, variables: dict[str, Variable]) -> dict[str, Variable]:
+        """Variables of the other value of each pair, or of the second half of a row."""
+        return variables | {"dim": Variable(f"{copy.stream}_other", variables["dim"].position)}
+
     def _stages(self, copy: Copy, tile: Tile, variables: dict[str, Variable], guards: list[str]) -> StagesContext:
         """The stages of a copy; ``guards`` say which tokens of the tile anything is loaded for."""
+        pairs = pairs_of(self.layout, copy, tile)
         turns = next((i for i, stage in enumerate(copy.stages) if isinstance(stage, Rotary)), None)
         partner, rank = f"{copy.stream}_partner", len(tile.order)
-        other = variables | {"dim": Variable(f"{copy.stream}_other", variables["dim"].position)}
+        other, half = self._other(copy, variables), pairs.halves(tile)
+        encoded = self.layout.stream(copy.stream).encoding is not None
         kind, found = f"{copy.source.tensor}_ptr.dtype.element_ty", []
         for i, stage in enumerate(copy.stages):
-            live = {copy.stream: variables} | ({partner: other} if turns is not None and i < turns else {})
-            norms = (self._norm(copy, stage, tile, live),) if isinstance(stage, Norm) else ()
-            ropes = (self._rope(copy, stage, tile, variables, guards),) if isinstance(stage, Rotary) else ()
+            both = pairs.halved or (pairs.beside and i < turns)
+            live = {copy.stream: variables} | ({partner: other} if both else {})
+            rows = half if pairs.halved else tile
+            norms = (self._norm(copy, stage, rows, live, pairs),) if isinstance(stage, Norm) else ()
+            ropes = (self._rope(copy, stage, tile, variables, guards, pairs),) if isinstance(stage, Rotary) else ()
             # What is stored as it comes is rounded then.
-            last = i == len(copy.stages) - 1 and self.layout.stream(copy.stream).encoding is None
+            last = i == len(copy.stages) - 1 and not encoded
             found.append(StageContext(norms, ropes, tuple(live) if stage.rounds and not last else ()))
+        two = pairs.halved or pairs.beside
         return StagesContext(
             value=copy.stream,
             value_type=kind,
-            turned=turns is not None,
             partner=partner,
-            partner_at="" if turns is None else self._side(copy.source, copy.stream, other, rank, kind).elements,
+            two=two,
+            partner_at=self._side(copy.source, copy.stream, other, rank, kind).elements if two else "",
+            rejoined=pairs.halved and encoded,
+            rows=joined(pairs, self._sides(tile, copy.stream), copy.stream, partner) if pairs.halved else "",
+            halves=parted(pairs, self._sides(tile, copy.stream), copy.stream) if pairs.halved else "",
             stages=tuple(found),
         )
 
-    def _norm(self, copy: Copy, stage: Norm, tile: Tile, at: dict[str, dict[str, Variable]]) -> NormContext:
+    def _norm(
+        self, copy: Copy, stage: Norm, tile: Tile, at: dict[str, dict[str, Variable]], pairs: Pairs
+    ) -> NormContext:
+        """A norm of the values ``at`` these places: rows, their halves, or rows and beside them the other values."""
         dims, name = self.layout.stream(copy.stream).axes[-1].extent, copy.stream
         kept = [axis for axis in tile.order if axis not in ("group", "dim")]
         exact = stage.sum == "float64"
-        wide = f"{name}_wide" if exact else name
+        summed = list(at) if pairs.halved else [name]
+        wide = [f"{value}_wide" if exact else value for value in summed]
+        squares = " + ".join(f"{value} * {value}" for value in wide)
+        if exact and pairs.halved:  # the squares are exact in float64: contracted or not, the sum is the same
+            squares = f"tl.fma({wide[0]}, {wide[0]}, {wide[1]} * {wide[1]})"
         return NormContext(
             comment=f"RMS norm over {dims} values, squares summed in {stage.sum}",
-            value=name,
             inverse=f"{name}_inverse",
-            widened=exact,
-            wide=wide,
-            total=reduced("tl.sum", f"{wide} * {wide}", tile, kept),
+            widened=tuple(WideContext(*both) for both in zip(wide, summed, strict=True)) if exact else (),
+            total=reduced("tl.sum", squares, tile, kept),
             share=repr(1.0 / dims),
             eps=repr(stage.eps),
             scaled=tuple(self._scaled(copy, stage, value, tile, variables) for value, variables in at.items()),
@@ -82,13 +116,23 @@ class Staging(Indexing):
 
     def _spread(self, pointers: str, tile: Tile, stream: str) -> str:
         """Pointers of a row, or of one for each token, as a whole tile: every thread loads what it needs itself."""
-        open_sides = {"token": "TOKENS", "head": f"{extent_name(self.layout, stream, 'head')}_TILE"}
-        known = zip(tile.order, tile.sides, strict=True)
-        sides = [open_sides[name] if name == "token" or side is None else str(side) for name, side in known]
+        sides = self._sides(tile, stream)
         return f"tl.broadcast_to({pointers}, {tuple_text(sides)})" if len(sides) > 1 else pointers
 
+    def _sides(self, tile: Tile, stream: str) -> list[str]:
+        """The sides of a tile, as a kernel calls them."""
+        open_sides = {"token": "TOKENS", "head": f"{extent_name(self.layout, stream, 'head')}_TILE"}
+        known = zip(tile.order, tile.sides, strict=True)
+        return [open_sides[name] if name == "token" or side is None else str(side) for name, side in known]
+
     def _rope(
-        self, copy: Copy, stage: Rotary, tile: Tile, variables: dict[str, Variable], guards: list[str]
+        self,
+        copy: Copy,
+        stage: Rotary,
+        tile: Tile,
+        variables: dict[str, Variable],
+        guards: list[str],
+        pairs: Pairs,
     ) -> RopeContext:
         rope, rank = stage.rope, len(tile.order)
         names = {name: f"{copy.stream}_{name}" for name in NAMES}
@@ -96,18 +140,15 @@ class Staging(Indexing):
         at = subscript(place, rank)
         extent = self.layout.stream(copy.stream).axes[-1].extent
         token = subscript(variables["token"].position, rank)
-        position = Variable("position", variables["token"].position)
-        height, width = "", ""
-        if stage.mrope:  # one for each pair: a tile of its own
-            position = Variable(names["position"])
-            height, width = _assigned(stage.mrope, names["pair"] + at)
-        seen = variables | {"pair": Variable(names["pair"], place), "position": position}
-        mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
+        height, width = _assigned(stage.mrope, names["pair"] + at) if stage.mrope else ("", "")
+        computed, sides, half = rope.theta is not None, self._sides(tile, copy.stream), pairs.halves(tile)
+        partner = f"{copy.stream}_partner"
         return RopeContext(
             comment=_describe(rope, stage.mrope),
             value=copy.stream,
-            partner=f"{copy.stream}_partner",
+            partner=partner,
             names=names,
+            beside=pairs.beside,
             pair=_pair(rope, index),
             first=_first(rope, index),
             other=_other(rope, index),
@@ -115,20 +156,38 @@ class Staging(Indexing):
             several=stage.mrope is not None,
             height=height,
             width=width,
-            positions=tuple(f"position_{axis}{token}" for axis in ("time", "height", "width")),
-            computed=rope.theta is not None,
+            positions=tuple(f"position_{axis}{token}" for axis in AXES),
+            computed=computed,
             factors=_factors(rope),
-            position_at=position.name + subscript(position.position, rank),
+            position_at=names["position"] if stage.mrope else f"position{token}",
             frequency_at=names["frequency"] + at,
-            cos_at=self._table(stage.cos, copy.stream, seen, tile) + mask if stage.cos else "",
-            sin_at=self._table(stage.sin, copy.stream, seen, tile) + mask if stage.sin else "",
+            tables=() if computed else self._tables(copy, stage, half, variables, guards),
+            split=pairs.split,
+            pairs=parted(pairs, sides, copy.stream) if pairs.split else "",
+            rows=joined(pairs, sides, copy.stream, partner) if pairs.split else "",
             partial=rope.rotary_dim < extent,
             rotated=f"({index} < {rope.rotary_dim}){at}" if rope.start == 0 else f"({index} >= {rope.start}){at}",
         )
 
-    def _table(self, view: View, stream: str, variables: dict[str, Variable], tile: Tile) -> str:
-        pointers = self._side(view, stream, variables, len(tile.order), "tl.float32").elements
-        return self._spread(pointers, tile, stream)
+    def _tables(
+        self, copy: Copy, stage: Rotary, tile: Tile, variables: dict[str, Variable], guards: list[str]
+    ) -> tuple[TableContext, ...]:
+        """Cosines and sines of all pairs; of three positions a row of each is loaded, and a pair takes what it needs.
+
+        Rows are loaded in wide accesses, single values each in one of its own.
+        """
+        mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
+        pair = Variable(f"{copy.stream}_pair", variables["dim"].position)
+        found = []
+        for name, view in (("cos", stage.cos), ("sin", stage.sin)):
+            rows = []
+            for axis in AXES if stage.mrope else ("",):
+                position = Variable(f"position_{axis}" if axis else "position", variables["token"].position)
+                seen = variables | {"pair": pair, "position": position}
+                pointers = self._side(view, copy.stream, seen, len(tile.order), "tl.float32").elements
+                rows.append(self._spread(pointers, tile, copy.stream) + mask)
+            found.append(TableContext(f"{copy.stream}_{name}", *rows))
+        return tuple(found)
 
 
 def _shifted(index: str, shift: int) -> str:
