@@ -29,8 +29,10 @@ PLACES = {
 FP8 = "{key: {quant: {mode: fp8_e4m3, scale: {per: [], source: static}}}, value: key}"
 
 
-def layout_of(fuse: str, streams: str = "{key: {}, value: {}}", place: str = "apart", rest: str = "") -> Layout:
-    head = f"name: fused\naxes: {{head: {HEADS}, dim: {DIM}}}\nblock_size: {BLOCK}\nstreams: {streams}\n"
+def layout_of(
+    fuse: str, streams: str = "{key: {}, value: {}}", place: str = "apart", rest: str = "", dim: int = DIM
+) -> Layout:
+    head = f"name: fused\naxes: {{head: {HEADS}, dim: {dim}}}\nblock_size: {BLOCK}\nstreams: {streams}\n"
     return load_text(f"{head}buffers: {{{PLACES[place]}}}\nfuse: {{{fuse}}}\n{rest}")
 
 
@@ -89,16 +91,19 @@ CHAINS = [
 ]
 
 
+@pytest.mark.parametrize("dim", [DIM, 16])
 @pytest.mark.parametrize("coded", [False, True], ids=["plain", "fp8"])
 @pytest.mark.parametrize(("fuse", "dtype", "place"), CHAINS)
-def test_chain_is_norm_rope_and_append_one_after_the_other(fuse: str, dtype: str, place: str, coded: bool) -> None:
-    """Byte for byte; and without the roundings in between some bytes are others."""
+def test_chain_is_norm_rope_and_append_one_after_the_other(
+    fuse: str, dtype: str, place: str, coded: bool, dim: int
+) -> None:
+    """Byte for byte; and without the roundings in between some bytes are others. Of rows of 16 values all turn."""
     coding = ", quant: {mode: fp8_e4m3, scale: {per: [], source: static}}" if coded else ""
     streams = f"{{key: {{dtype: {dtype}{coding}}}, value: {{dtype: {dtype}}}}}"
     kind, count = getattr(torch, dtype), 9
-    key, value = numbers(count, HEADS, DIM, dtype=kind), numbers(count, HEADS, DIM, dtype=kind, seed=1)
-    weight, positions = numbers(DIM, dtype=kind, seed=2), torch.arange(count) * 5
-    width = 16 if "16" in fuse else DIM
+    key, value = numbers(count, HEADS, dim, dtype=kind), numbers(count, HEADS, dim, dtype=kind, seed=1)
+    weight, positions = numbers(dim, dtype=kind, seed=2), torch.arange(count) * 5
+    width = 16 if "16" in fuse else dim
     cos_sin, scale = table(50, width), torch.tensor([0.03])
     norm = lambda x: unfused_norm(x, weight, 1e-5 if "1.0e-5" in fuse else 1e-6, "plus_one" in fuse)  # noqa: E731
     rope = lambda x: unfused_rope(x, positions, cos_sin, width, "interleaved" in fuse)  # noqa: E731
@@ -107,7 +112,7 @@ def test_chain_is_norm_rope_and_append_one_after_the_other(fuse: str, dtype: str
     slots = torch.randperm(5 * BLOCK, generator=torch.Generator().manual_seed(3))[:count]
     seen = {}
     for rounding in ("chain", "once"):
-        layout = layout_of(f"{fuse}, rounding: {rounding}", streams, place)
+        layout = layout_of(f"{fuse}, rounding: {rounding}", streams, place, dim=dim)
         buffers = built(layout).allocate(5)
         buffers = buffers if isinstance(buffers, tuple) else (buffers,)
         call(layout, key, value, *buffers, slots, positions, weight, cos_sin, *([scale] if coded else []))
@@ -139,12 +144,13 @@ def test_chain_and_once_differ_in_some_codes() -> None:
 
 @pytest.mark.parametrize("rest", ["", "schedule: {append: {tokens: 4, heads: 1}}", "schedule: {append: {tokens: 1}}"])
 @pytest.mark.parametrize("place", PLACES)
-def test_every_schedule_gives_the_same_bytes(place: str, rest: str) -> None:
+@pytest.mark.parametrize(("dim", "style"), [(DIM, "neox"), (16, "neox"), (16, "interleaved")])
+def test_every_schedule_gives_the_same_bytes(dim: int, style: str, place: str, rest: str) -> None:
     count = 6
-    fuse = "key: [rms_norm, {rope: {rotary_dim: 16}}], query: {heads: 5, stages: key}"
-    layout = layout_of(fuse, place=place, rest=rest)
-    query, key, value = numbers(count, 5, DIM), numbers(count, HEADS, DIM, seed=1), numbers(count, HEADS, DIM, seed=2)
-    weight, slots = numbers(DIM, seed=3), torch.tensor([3, 9, -1, 0, 19, 7])
+    fuse = f"key: [rms_norm, {{rope: {{rotary_dim: 16, style: {style}}}}}], query: {{heads: 5, stages: key}}"
+    layout = layout_of(fuse, place=place, rest=rest, dim=dim)
+    query, key, value = numbers(count, 5, dim), numbers(count, HEADS, dim, seed=1), numbers(count, HEADS, dim, seed=2)
+    weight, slots = numbers(dim, seed=3), torch.tensor([3, 9, -1, 0, 19, 7])
     out, positions = torch.zeros_like(query), torch.arange(count)
     made = built(layout).allocate(5)
     made = made if isinstance(made, tuple) else (made,)
@@ -162,28 +168,32 @@ def turned_by(layout: Layout, positions: Tensor, width: int = DIM) -> Tensor:
     """Which position each pair of one token took: cosines are the positions, sines zero, and K is one."""
     rows = 7
     cos_sin = torch.cat([torch.arange(rows).float()[:, None].expand(-1, width // 2), torch.zeros(rows, width // 2)], 1)
-    key = torch.ones(1, HEADS, DIM, dtype=torch.bfloat16)
+    key = torch.ones(1, HEADS, width, dtype=torch.bfloat16)
     buffers = built(layout).allocate(1)
     call(layout, key, key, *buffers, torch.tensor([0]), positions, cos_sin.contiguous())
     return buffers[0][0, 0, 0, : width // 2].long()
 
 
 @pytest.mark.parametrize(
-    ("assign", "expected"),
+    ("assign", "sections", "expected"),
     [
-        ("sections", "tttttthhhhww"),
-        ("interleaved", "thwthtthttht"),
-        ("modulo", "thwthwthwthw"),
+        ("sections", (6, 4, 2), "tttttthhhhww"),
+        ("interleaved", (7, 4, 1), "thwthtthttht"),
+        ("modulo", (6, 4, 2), "thwthwthwthw"),
+        ("sections", (24, 20, 20), "t" * 24 + "h" * 20 + "w" * 20),
+        ("interleaved", (24, 20, 20), "thw" * 20 + "tttt"),
+        ("modulo", (24, 20, 20), "thw" * 21 + "t"),
     ],
 )
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
-def test_three_positions(assign: str, expected: str, integers: torch.dtype) -> None:
-    sections = {"interleaved": [7, 4, 1]}.get(assign, [6, 4, 2])
-    layout = layout_of(f"key: [rope], positions: {{mrope: {sections}, assign: {assign}}}")
-    taken = turned_by(layout, torch.tensor([[1], [2], [5]], dtype=integers))
+def test_three_positions(assign: str, sections: tuple[int, int, int], expected: str, integers: torch.dtype) -> None:
+    dim = 2 * sum(sections)
+    layout = layout_of(f"key: [rope], positions: {{mrope: {list(sections)}, assign: {assign}}}", dim=dim)
+    taken = turned_by(layout, torch.tensor([[1], [2], [5]], dtype=integers), dim)
     assert "".join({1: "t", 2: "h", 5: "w"}[int(p)] for p in taken) == expected
-    assert torch.equal(turned_by(layout, torch.tensor([[4], [4], [4]])), turned_by(layout, torch.tensor([4])))
-    assert torch.equal(turned_by(layout, torch.tensor([4])), turned_by(layout_of("key: [rope]"), torch.tensor([4])))
+    alike = turned_by(layout, torch.tensor([[4], [4], [4]]), dim)
+    assert torch.equal(alike, turned_by(layout, torch.tensor([4]), dim))
+    assert torch.equal(alike, turned_by(layout_of("key: [rope]", dim=dim), torch.tensor([4]), dim))
 
 
 def test_interleaved_and_modulo_differ_past_a_section() -> None:

@@ -7,14 +7,22 @@ import pytest
 from tests.mutation import Mutant, check_layout, check_spread, family, pairs, placed
 
 FUSE = "fuse:\n  key: [{rms_norm: {weight: plus_one}}, {rope: {rotary_dim: 8}}]\n"
+WHOLE = "fuse:\n  key: [rope, {rms_norm: {weight: plus_one}}]\n  query: {heads: 4, stages: key}\n"
+FP8 = "{quant: {mode: fp8_e4m3, scale: {per: [], source: static}}}"
 LAYOUTS = {
     **family("fused", rest=FUSE),
     **family("query", rest=FUSE + "  query: {heads: 4, stages: key}\n"),
     **family("chain", rest=FUSE + "  rounding: chain\n"),
     **family("packed", rest=FUSE + "  input: packed_qkv\n  query: {heads: 4, stages: key}\n"),
     **family("three", rest=FUSE + "  positions: {mrope: [2, 1, 1]}\n"),
+    **family("halves", FP8, dim=16, head=4, rest=WHOLE),
+    **family("halves5", FP8.replace("e4m3", "e5m2"), dim=16, head=4, rest=WHOLE),
+    **family("split", dim=16, head=4, rest=WHOLE.replace("rope,", "{rope: {style: interleaved}},")),
 }
-FUSED, WITH_QUERY, CHAIN, PACKED, THREE = map(placed, ("fused", "query", "chain", "packed", "three"))
+FUSED, WITH_QUERY, CHAIN, PACKED, THREE, HALVES, SPLIT = map(
+    placed, ("fused", "query", "chain", "packed", "three", "halves", "split")
+)
+CODED = (*HALVES[:2], *placed("halves5")[:2])  # slots below dims: each value's other is loaded beside it
 KERNEL, QUERY, CASE = "_append_fused_kernel", "_append_fused_query", "append_fused/T7"
 
 # fmt: off
@@ -48,8 +56,23 @@ QUERIES = [
     Mutant("K taken for V", PACKED, KERNEL, r"\+ 84\b", "+ 48", CASE),
     Mutant("skipped tokens' query left out", WITH_QUERY, KERNEL, r"(_append_fused_query\(\s*token,\s*position,\s*)known", r"\1known & (tl.load(slot_mapping_ptr + token, mask=in_range, other=-1) >= 0)", "append_fused/skipped"),
 ]
+
+# Rows of which all turns: in halves (neox), or split while they turn (interleaved); K with slots below dims is neither.
+TOGETHER = [
+    Mutant("halves stored in each other's place", HALVES, QUERY, r"query_(pair|other)(\[None, None, :\],\s+_rounded)", lambda m: f"query_{'other' if m[1] == 'pair' else 'pair'}{m[2]}", CASE),
+    Mutant("second half read a value too far left", HALVES, QUERY, r"query_other = query_pair \+ 8", "query_other = query_pair + 7", CASE),
+    Mutant("squares of the first half alone", HALVES, QUERY, r"tl\.fma\([^)]*\)", "query_wide * query_wide", CASE),
+    Mutant("both halves have the weight of the first", HALVES, QUERY, r"query_weight_ptr \+ query_other", "query_weight_ptr + query_pair", CASE),
+    Mutant("halves turned the other way", HALVES, QUERY, r"(query_cos) - (query_partner \* query_sin)", r"\1 + \2", CASE),
+    Mutant("halves of codes exchanged", CODED, KERNEL, r"key, key_partner = tl\.split", "key_partner, key = tl.split", CASE),
+    Mutant("halves put together as neighbours", CODED, KERNEL, r"tl\.permute\((tl\.join\(key, key_partner\)), \(0, 1, 3, 2\)\)", r"\1", CASE),
+    Mutant("pairs split the other way round", SPLIT, QUERY, r"query, query_partner = tl\.split", "query_partner, query = tl.split", CASE),
+    Mutant("pairs put together the other way round", SPLIT, QUERY, r"tl\.join\(query, query_partner\)", "tl.join(query_partner, query)", CASE),
+    Mutant("cosine of the time for that of the width", THREE, KERNEL, r"key_cos_width, key_cos\)", "key_cos, key_cos)", CASE),
+    Mutant("sine of the height by the width's pairs", THREE, KERNEL, r"key_sin_height, key_sin\)", "key_sin_width, key_sin)", CASE),
+]
 # fmt: on
-MUTANTS = [*STAGES, *QUERIES]
+MUTANTS = [*STAGES, *QUERIES, *TOGETHER]
 
 
 @pytest.mark.parametrize(("mutant", "name"), pairs(MUTANTS))
@@ -58,4 +81,7 @@ def test_is_noticed(mutant: Mutant, name: str) -> None:
 
 
 def test_kinds() -> None:
-    check_spread(MUTANTS, at_least=24, fewer={})
+    fewer = ("halves of codes exchanged", "halves put together as neighbours")
+    check_spread(
+        MUTANTS, at_least=35, fewer=dict.fromkeys(fewer, "rows are in halves in no layout with slots below dims")
+    )

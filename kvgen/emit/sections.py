@@ -167,6 +167,7 @@ class RopeContext:
     other: str
     first_at: str
     several: bool  # whether pairs take one of three positions
+    by_turn: bool  # whether that depends on the number of the pair modulo 3
     height: str
     width: str
     positions: tuple[str, ...]

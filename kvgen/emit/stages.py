@@ -23,7 +23,7 @@ from kvgen.plan import Copy, Norm, Rotary
 from kvgen.schedule import Tile
 from kvgen.stages import Mrope, Rope
 
-NAMES = ("pair", "first", "other", "position", "frequency", "angle", "cos", "sin")
+NAMES = ("pair", "first", "other", "turn", "position", "frequency", "angle", "cos", "sin")
 """What a rotation works out, each called after its stream."""
 AXES = ("time", "height", "width")
 """Whose positions a token has where it has three."""
@@ -140,7 +140,7 @@ class Staging(Indexing):
         at = subscript(place, rank)
         extent = self.layout.stream(copy.stream).axes[-1].extent
         token = subscript(variables["token"].position, rank)
-        height, width = _assigned(stage.mrope, names["pair"] + at) if stage.mrope else ("", "")
+        height, width = _assigned(stage.mrope, names["pair"] + at, names["turn"] + at) if stage.mrope else ("", "")
         computed, sides, half = rope.theta is not None, self._sides(tile, copy.stream), pairs.halves(tile)
         partner = f"{copy.stream}_partner"
         return RopeContext(
@@ -154,6 +154,7 @@ class Staging(Indexing):
             other=_other(rope, index),
             first_at=names["first"] + at,
             several=stage.mrope is not None,
+            by_turn=stage.mrope is not None and stage.mrope.assign != "sections",
             height=height,
             width=width,
             positions=tuple(f"position_{axis}{token}" for axis in AXES),
@@ -225,15 +226,13 @@ def _factors(rope: Rope) -> tuple[FactorContext, ...]:
     return tuple(FactorContext(1 << b, repr(rope.theta ** (-2.0 * (1 << b) / rope.rotary_dim))) for b in bits)
 
 
-def _assigned(mrope: Mrope, pair: str) -> tuple[str, str]:
-    """The pairs that turn by height, and those that turn by width where height does not."""
+def _assigned(mrope: Mrope, pair: str, turn: str) -> tuple[str, str]:
+    """The pairs that turn by height, and by width where height does not; ``turn`` is the pair modulo 3."""
     time, height, width = mrope.sections
     if mrope.assign == "sections":
         return f"({pair} >= {time}) & ({pair} < {time + height})", f"{pair} >= {time + height}"
-    found = []
-    for turn, section in ((1, height), (2, width)):
-        limit = f" & ({pair} < {3 * section})" if mrope.assign == "interleaved" else ""
-        found.append(f"({pair} % 3 == {turn}){limit}" if limit else f"{pair} % 3 == {turn}")
+    limits = (f" & ({pair} < {3 * section})" if mrope.assign == "interleaved" else "" for section in (height, width))
+    found = [f"({turn} == {which}){limit}" if limit else f"{turn} == {which}" for which, limit in enumerate(limits, 1)]
     return found[0], found[1]
 
 
