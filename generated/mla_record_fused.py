@@ -1343,25 +1343,23 @@ def _append_fused_query(
     QUERY_DIM: tl.constexpr = 64
     head = part.to(tl.int64) * 8 + tl.arange(0, 8)
     query_dim = tl.arange(0, QUERY_DIM)
+    query_pair = tl.arange(0, 32)
     query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_dim[None, :])
-    query_pair = query_dim % 64 // 2
-    query_first = query_dim % 2 == 0
-    query_other = (query_dim % 64) ^ 1
-    query_partner = tl.load(
-        query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_other[None, :]
-    )
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (8, 32))
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 32, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 32, (8, 32))
     ).to(tl.float32)
-    query_sin = tl.where(query_first[None, :], query_sin * -1.0, query_sin)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
-    query_partner = query_partner.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
-    query = query * query_cos + query_partner * query_sin
+    query, query_partner = tl.split(tl.reshape(query, (8, 32, 2)))
+    query, query_partner = (
+        query * query_cos - query_partner * query_sin,
+        query_partner * query_cos + query * query_sin,
+    )
+    query = tl.reshape(tl.join(query, query_partner), (8, 64))
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_dim[None, :],
         _rounded(query, query_ptr.dtype.element_ty),
@@ -1427,18 +1425,14 @@ def _append_fused_kernel(
     latent_dim_lane = tl.arange(0, 128)
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
+    rope_pair = tl.arange(0, 32)
 
     # Everything is on its way before anything is worked on.
     latent = tl.load(latent_ptr + token * latent_stride_token + latent_dim)
     latent_weight = tl.load(tl.broadcast_to(latent_weight_ptr + latent_dim, (4, 128))).to(tl.float32)
     rope = tl.load(rope_ptr + token * rope_stride_token + rope_dim)
-    rope_pair = rope_dim % 64 // 2
-    rope_first = rope_dim % 2 == 0
-    rope_other = (rope_dim % 64) ^ 1
-    rope_partner = tl.load(rope_ptr + token * rope_stride_token + rope_other)
     rope_cos = tl.load(cos_sin_ptr + position * cos_sin_stride_position + rope_pair).to(tl.float32)
     rope_sin = tl.load(cos_sin_ptr + position * cos_sin_stride_position + rope_pair + 32).to(tl.float32)
-    rope_sin = tl.where(rope_first, rope_sin * -1.0, rope_sin)
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
@@ -1462,9 +1456,13 @@ def _append_fused_kernel(
 
     # rope to cache
     rope = rope.to(tl.float32)
-    rope_partner = rope_partner.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
-    rope = rope * rope_cos + rope_partner * rope_sin
+    rope, rope_partner = tl.split(tl.reshape(rope, (32, 2)))
+    rope, rope_partner = (
+        rope * rope_cos - rope_partner * rope_sin,
+        rope_partner * rope_cos + rope * rope_sin,
+    )
+    rope = tl.reshape(tl.join(rope, rope_partner), (64,))
     rope = _rounded(rope, rope_ptr.dtype.element_ty)
     rope_ptrs = (cache_ptr + block * cache_stride_block + slot * cache_stride_slot).to(
         tl.pointer_type(rope_ptr.dtype.element_ty), bitcast=True
@@ -1544,6 +1542,7 @@ def _append_fused_rope_query(
     QUERY_DIM: tl.constexpr = 64
     head = part.to(tl.int64) * 2 + tl.arange(0, 2)
     query_dim = tl.arange(0, QUERY_DIM)
+    query_pair = tl.arange(0, 32)
     query = tl.load(
         query_ptr
         + token[:, None, None] * query_stride_token
@@ -1552,20 +1551,9 @@ def _append_fused_rope_query(
         mask=known[:, None, None],
         other=0,
     )
-    query_pair = query_dim % 64 // 2
-    query_first = query_dim % 2 == 0
-    query_other = (query_dim % 64) ^ 1
-    query_partner = tl.load(
-        query_ptr
-        + token[:, None, None] * query_stride_token
-        + head[None, :, None] * query_stride_head
-        + query_other[None, None, :],
-        mask=known[:, None, None],
-        other=0,
-    )
     query_cos = tl.load(
         tl.broadcast_to(
-            cos_sin_ptr + position[:, None, None] * cos_sin_stride_position + query_pair[None, None, :], (TOKENS, 2, 64)
+            cos_sin_ptr + position[:, None, None] * cos_sin_stride_position + query_pair[None, None, :], (TOKENS, 2, 32)
         ),
         mask=known[:, None, None],
         other=0,
@@ -1573,17 +1561,20 @@ def _append_fused_rope_query(
     query_sin = tl.load(
         tl.broadcast_to(
             cos_sin_ptr + position[:, None, None] * cos_sin_stride_position + query_pair[None, None, :] + 32,
-            (TOKENS, 2, 64),
+            (TOKENS, 2, 32),
         ),
         mask=known[:, None, None],
         other=0,
     ).to(tl.float32)
-    query_sin = tl.where(query_first[None, None, :], query_sin * -1.0, query_sin)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
-    query_partner = query_partner.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
-    query = query * query_cos + query_partner * query_sin
+    query, query_partner = tl.split(tl.reshape(query, (TOKENS, 2, 32, 2)))
+    query, query_partner = (
+        query * query_cos - query_partner * query_sin,
+        query_partner * query_cos + query * query_sin,
+    )
+    query = tl.reshape(tl.join(query, query_partner), (TOKENS, 2, 64))
     tl.store(
         query_out_ptr
         + token[:, None, None] * query_out_stride_token
@@ -1648,34 +1639,32 @@ def _append_fused_rope_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
+    rope_pair = tl.arange(0, 32)
 
     # Everything is on its way before anything is worked on.
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
-    rope_pair = rope_dim % 64 // 2
-    rope_first = rope_dim % 2 == 0
-    rope_other = (rope_dim % 64) ^ 1
-    rope_partner = tl.load(
-        rope_ptr + token[:, None] * rope_stride_token + rope_other[None, :], mask=valid[:, None], other=0
-    )
     rope_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position[:, None] * cos_sin_stride_position + rope_pair[None, :], (TOKENS, 64)),
+        tl.broadcast_to(cos_sin_ptr + position[:, None] * cos_sin_stride_position + rope_pair[None, :], (TOKENS, 32)),
         mask=valid[:, None],
         other=0,
     ).to(tl.float32)
     rope_sin = tl.load(
         tl.broadcast_to(
-            cos_sin_ptr + position[:, None] * cos_sin_stride_position + rope_pair[None, :] + 32, (TOKENS, 64)
+            cos_sin_ptr + position[:, None] * cos_sin_stride_position + rope_pair[None, :] + 32, (TOKENS, 32)
         ),
         mask=valid[:, None],
         other=0,
     ).to(tl.float32)
-    rope_sin = tl.where(rope_first[None, :], rope_sin * -1.0, rope_sin)
 
     # rope to cache
     rope = rope.to(tl.float32)
-    rope_partner = rope_partner.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
-    rope = rope * rope_cos + rope_partner * rope_sin
+    rope, rope_partner = tl.split(tl.reshape(rope, (TOKENS, 32, 2)))
+    rope, rope_partner = (
+        rope * rope_cos - rope_partner * rope_sin,
+        rope_partner * rope_cos + rope * rope_sin,
+    )
+    rope = tl.reshape(tl.join(rope, rope_partner), (TOKENS, 64))
     rope = _rounded(rope, rope_ptr.dtype.element_ty)
     rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
         tl.pointer_type(rope_ptr.dtype.element_ty), bitcast=True

@@ -1608,23 +1608,21 @@ def _append_fused_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    key_pair = tl.arange(0, 64)
+    key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
-    key_pair = dim % 64
-    key_first = dim < 64
-    key_other = (dim + 64) % 128
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    key_sin = tl.where(key_first[None, :], key_sin * -1.0, key_sin)
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 128))).to(tl.float32)
+    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
+    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
@@ -1632,7 +1630,11 @@ def _append_fused_kernel(
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     key_wide = key.to(tl.float64)
-    key_inverse = tl.rsqrt(tl.sum(key_wide * key_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    key_partner_wide = key_partner.to(tl.float64)
+    key_inverse = tl.rsqrt(
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
     key_partner = key_partner * key_inverse
@@ -1640,20 +1642,34 @@ def _append_fused_kernel(
     key = _rounded(key, key_ptr.dtype.element_ty).to(tl.float32)
     key_partner = _rounded(key_partner, key_ptr.dtype.element_ty).to(tl.float32)
     # RoPE: values i and i + 64 make a pair
-    key = key * key_cos + key_partner * key_sin
+    key, key_partner = (
+        key * key_cos - key_partner * key_sin,
+        key_partner * key_cos + key * key_sin,
+    )
     key = _rounded(key, key_ptr.dtype.element_ty).to(tl.float32)
+    key_partner = _rounded(key_partner, key_ptr.dtype.element_ty).to(tl.float32)
+    key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
     scale = tl.load(key_scale_ptr)
     scale = _to_float32(scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
+    key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
-        + dim[None, :],
+        + key_pair[None, :],
         key,
+    )
+    tl.store(
+        key_cache_ptr
+        + block * key_cache_stride_block
+        + slot * key_cache_stride_slot
+        + head[:, None] * key_cache_stride_head
+        + key_other[None, :],
+        key_partner,
     )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
@@ -1693,7 +1709,6 @@ def _append_fused_key_kernel(
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
-    HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
@@ -1708,30 +1723,31 @@ def _append_fused_key_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM)
+    key_pair = tl.arange(0, 64)
+    key_other = key_pair + 64
 
     # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
-    key_pair = dim % 64
-    key_first = dim < 64
-    key_other = (dim + 64) % 128
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    key_sin = tl.where(key_first[None, :], key_sin * -1.0, key_sin)
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 128))).to(tl.float32)
+    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
+    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     key_wide = key.to(tl.float64)
-    key_inverse = tl.rsqrt(tl.sum(key_wide * key_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    key_partner_wide = key_partner.to(tl.float64)
+    key_inverse = tl.rsqrt(
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
     key_partner = key_partner * key_inverse
@@ -1739,20 +1755,34 @@ def _append_fused_key_kernel(
     key = _rounded(key, key_ptr.dtype.element_ty).to(tl.float32)
     key_partner = _rounded(key_partner, key_ptr.dtype.element_ty).to(tl.float32)
     # RoPE: values i and i + 64 make a pair
-    key = key * key_cos + key_partner * key_sin
+    key, key_partner = (
+        key * key_cos - key_partner * key_sin,
+        key_partner * key_cos + key * key_sin,
+    )
     key = _rounded(key, key_ptr.dtype.element_ty).to(tl.float32)
+    key_partner = _rounded(key_partner, key_ptr.dtype.element_ty).to(tl.float32)
+    key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
     scale = tl.load(key_scale_ptr)
     scale = _to_float32(scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
+    key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
-        + dim[None, :],
+        + key_pair[None, :],
         key,
+    )
+    tl.store(
+        key_cache_ptr
+        + block * key_cache_stride_block
+        + slot * key_cache_stride_slot
+        + head[:, None] * key_cache_stride_head
+        + key_other[None, :],
+        key_partner,
     )
 
 

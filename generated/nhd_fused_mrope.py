@@ -1267,46 +1267,66 @@ def _append_fused_query(
     cos_sin_stride_position,
 ):
     """Stages of 8 query heads."""
-    HEAD_DIM: tl.constexpr = 128
     head = part.to(tl.int64) * 8 + tl.arange(0, 8)
-    dim = tl.arange(0, HEAD_DIM)
-    query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + dim[None, :])
-    query_pair = dim % 64
-    query_first = dim < 64
-    query_other = (dim + 64) % 128
+    query_pair = tl.arange(0, 64)
+    query_other = query_pair + 64
+    query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_pair[None, :])
     query_partner = tl.load(
         query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_other[None, :]
     )
-    query_position = tl.where(
-        (query_pair[None, :] % 3 == 2) & (query_pair[None, :] < 60), position_width, position_time
-    )
-    query_position = tl.where(
-        (query_pair[None, :] % 3 == 1) & (query_pair[None, :] < 60), position_height, query_position
-    )
+    # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
+    query_turn = query_pair - (query_pair * 43691 >> 17) * 3
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + query_position * cos_sin_stride_position + query_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
+    query_cos_height = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
+    ).to(tl.float32)
+    query_cos_width = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
+    ).to(tl.float32)
+    query_cos = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_cos_width, query_cos)
+    query_cos = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_cos_height, query_cos)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + query_position * cos_sin_stride_position + query_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    query_sin = tl.where(query_first[None, :], query_sin * -1.0, query_sin)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 128))).to(tl.float32)
+    query_sin_height = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
+    query_sin_width = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
+    query_sin = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_sin_width, query_sin)
+    query_sin = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_sin_height, query_sin)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     query_wide = query.to(tl.float64)
-    query_inverse = tl.rsqrt(tl.sum(query_wide * query_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    query_partner_wide = query_partner.to(tl.float64)
+    query_inverse = tl.rsqrt(
+        tl.sum(tl.fma(query_wide, query_wide, query_partner_wide * query_partner_wide), axis=1, keep_dims=True)
+        * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     query = query * query_inverse
     query = query * query_weight
     query_partner = query_partner * query_inverse
     query_partner = query_partner * query_partner_weight
     # RoPE: values i and i + 64 make a pair, three positions (interleaved)
-    query = query * query_cos + query_partner * query_sin
+    query, query_partner = (
+        query * query_cos - query_partner * query_sin,
+        query_partner * query_cos + query * query_sin,
+    )
     tl.store(
-        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + dim[None, :],
+        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_pair[None, :],
         _rounded(query, query_ptr.dtype.element_ty),
+    )
+    tl.store(
+        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_other[None, :],
+        _rounded(query_partner, query_ptr.dtype.element_ty),
     )
 
 
@@ -1387,25 +1407,39 @@ def _append_fused_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    key_pair = tl.arange(0, 64)
+    key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
-    key_pair = dim % 64
-    key_first = dim < 64
-    key_other = (dim + 64) % 128
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
-    key_position = tl.where((key_pair[None, :] % 3 == 2) & (key_pair[None, :] < 60), position_width, position_time)
-    key_position = tl.where((key_pair[None, :] % 3 == 1) & (key_pair[None, :] < 60), position_height, key_position)
+    # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
+    key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + key_position * cos_sin_stride_position + key_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
+    key_cos_height = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
+    ).to(tl.float32)
+    key_cos_width = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
+    ).to(tl.float32)
+    key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
+    key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + key_position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    key_sin = tl.where(key_first[None, :], key_sin * -1.0, key_sin)
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 128))).to(tl.float32)
+    key_sin_height = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
+    key_sin_width = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
+    key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
+    key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)
+    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
+    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to key_cache
@@ -1413,21 +1447,37 @@ def _append_fused_kernel(
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     key_wide = key.to(tl.float64)
-    key_inverse = tl.rsqrt(tl.sum(key_wide * key_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    key_partner_wide = key_partner.to(tl.float64)
+    key_inverse = tl.rsqrt(
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
     key_partner = key_partner * key_inverse
     key_partner = key_partner * key_partner_weight
     # RoPE: values i and i + 64 make a pair, three positions (interleaved)
-    key = key * key_cos + key_partner * key_sin
+    key, key_partner = (
+        key * key_cos - key_partner * key_sin,
+        key_partner * key_cos + key * key_sin,
+    )
     key = _rounded(key, key_ptr.dtype.element_ty)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
-        + dim[None, :],
+        + key_pair[None, :],
         key,
+    )
+    key_partner = _rounded(key_partner, key_ptr.dtype.element_ty)
+    tl.store(
+        key_cache_ptr
+        + block * key_cache_stride_block
+        + slot * key_cache_stride_slot
+        + head[:, None] * key_cache_stride_head
+        + key_other[None, :],
+        key_partner,
     )
 
     # value to value_cache
@@ -1459,46 +1509,66 @@ def _append_fused_key_query(
     cos_sin_stride_position,
 ):
     """Stages of 8 query heads."""
-    HEAD_DIM: tl.constexpr = 128
     head = part.to(tl.int64) * 8 + tl.arange(0, 8)
-    dim = tl.arange(0, HEAD_DIM)
-    query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + dim[None, :])
-    query_pair = dim % 64
-    query_first = dim < 64
-    query_other = (dim + 64) % 128
+    query_pair = tl.arange(0, 64)
+    query_other = query_pair + 64
+    query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_pair[None, :])
     query_partner = tl.load(
         query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_other[None, :]
     )
-    query_position = tl.where(
-        (query_pair[None, :] % 3 == 2) & (query_pair[None, :] < 60), position_width, position_time
-    )
-    query_position = tl.where(
-        (query_pair[None, :] % 3 == 1) & (query_pair[None, :] < 60), position_height, query_position
-    )
+    # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
+    query_turn = query_pair - (query_pair * 43691 >> 17) * 3
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + query_position * cos_sin_stride_position + query_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
+    query_cos_height = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
+    ).to(tl.float32)
+    query_cos_width = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
+    ).to(tl.float32)
+    query_cos = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_cos_width, query_cos)
+    query_cos = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_cos_height, query_cos)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + query_position * cos_sin_stride_position + query_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    query_sin = tl.where(query_first[None, :], query_sin * -1.0, query_sin)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 128))).to(tl.float32)
+    query_sin_height = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
+    query_sin_width = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
+    query_sin = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_sin_width, query_sin)
+    query_sin = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_sin_height, query_sin)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     query_wide = query.to(tl.float64)
-    query_inverse = tl.rsqrt(tl.sum(query_wide * query_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    query_partner_wide = query_partner.to(tl.float64)
+    query_inverse = tl.rsqrt(
+        tl.sum(tl.fma(query_wide, query_wide, query_partner_wide * query_partner_wide), axis=1, keep_dims=True)
+        * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     query = query * query_inverse
     query = query * query_weight
     query_partner = query_partner * query_inverse
     query_partner = query_partner * query_partner_weight
     # RoPE: values i and i + 64 make a pair, three positions (interleaved)
-    query = query * query_cos + query_partner * query_sin
+    query, query_partner = (
+        query * query_cos - query_partner * query_sin,
+        query_partner * query_cos + query * query_sin,
+    )
     tl.store(
-        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + dim[None, :],
+        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_pair[None, :],
         _rounded(query, query_ptr.dtype.element_ty),
+    )
+    tl.store(
+        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_other[None, :],
+        _rounded(query_partner, query_ptr.dtype.element_ty),
     )
 
 
@@ -1529,7 +1599,6 @@ def _append_fused_key_kernel(
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
-    HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
@@ -1572,46 +1641,75 @@ def _append_fused_key_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM)
+    key_pair = tl.arange(0, 64)
+    key_other = key_pair + 64
 
     # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
-    key_pair = dim % 64
-    key_first = dim < 64
-    key_other = (dim + 64) % 128
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
-    key_position = tl.where((key_pair[None, :] % 3 == 2) & (key_pair[None, :] < 60), position_width, position_time)
-    key_position = tl.where((key_pair[None, :] % 3 == 1) & (key_pair[None, :] < 60), position_height, key_position)
+    # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
+    key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + key_position * cos_sin_stride_position + key_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
+    key_cos_height = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
+    ).to(tl.float32)
+    key_cos_width = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
+    ).to(tl.float32)
+    key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
+    key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + key_position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    key_sin = tl.where(key_first[None, :], key_sin * -1.0, key_sin)
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 128))).to(tl.float32)
+    key_sin_height = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
+    key_sin_width = tl.load(
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
+    key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
+    key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)
+    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
+    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
 
     # key to key_cache
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     key_wide = key.to(tl.float64)
-    key_inverse = tl.rsqrt(tl.sum(key_wide * key_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    key_partner_wide = key_partner.to(tl.float64)
+    key_inverse = tl.rsqrt(
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
     key_partner = key_partner * key_inverse
     key_partner = key_partner * key_partner_weight
     # RoPE: values i and i + 64 make a pair, three positions (interleaved)
-    key = key * key_cos + key_partner * key_sin
+    key, key_partner = (
+        key * key_cos - key_partner * key_sin,
+        key_partner * key_cos + key * key_sin,
+    )
     key = _rounded(key, key_ptr.dtype.element_ty)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
-        + dim[None, :],
+        + key_pair[None, :],
         key,
+    )
+    key_partner = _rounded(key_partner, key_ptr.dtype.element_ty)
+    tl.store(
+        key_cache_ptr
+        + block * key_cache_stride_block
+        + slot * key_cache_stride_slot
+        + head[:, None] * key_cache_stride_head
+        + key_other[None, :],
+        key_partner,
     )
 
 

@@ -1105,38 +1105,46 @@ def _append_fused_query(
     cos_sin_stride_position,
 ):
     """Stages of 8 query heads."""
-    HEAD_DIM: tl.constexpr = 128
     head = part.to(tl.int64) * 8 + tl.arange(0, 8)
-    dim = tl.arange(0, HEAD_DIM)
-    query = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + dim[None, :])
-    query_pair = dim % 64
-    query_first = dim < 64
-    query_other = (dim + 64) % 128
+    query_pair = tl.arange(0, 64)
+    query_other = query_pair + 64
+    query = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_pair[None, :])
     query_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_other[None, :])
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    query_sin = tl.where(query_first[None, :], query_sin * -1.0, query_sin)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 128))).to(tl.float32)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     query_wide = query.to(tl.float64)
-    query_inverse = tl.rsqrt(tl.sum(query_wide * query_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    query_partner_wide = query_partner.to(tl.float64)
+    query_inverse = tl.rsqrt(
+        tl.sum(tl.fma(query_wide, query_wide, query_partner_wide * query_partner_wide), axis=1, keep_dims=True)
+        * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     query = query * query_inverse
     query = query * query_weight
     query_partner = query_partner * query_inverse
     query_partner = query_partner * query_partner_weight
     # RoPE: values i and i + 64 make a pair
-    query = query * query_cos + query_partner * query_sin
+    query, query_partner = (
+        query * query_cos - query_partner * query_sin,
+        query_partner * query_cos + query * query_sin,
+    )
     tl.store(
-        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + dim[None, :],
+        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_pair[None, :],
         _rounded(query, qkv_ptr.dtype.element_ty),
+    )
+    tl.store(
+        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_other[None, :],
+        _rounded(query_partner, qkv_ptr.dtype.element_ty),
     )
 
 
@@ -1193,23 +1201,21 @@ def _append_fused_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    key_pair = tl.arange(0, 64)
+    key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on.
-    key = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + dim[None, :] + 4096)
-    key_pair = dim % 64
-    key_first = dim < 64
-    key_other = (dim + 64) % 128
+    key = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_pair[None, :] + 4096)
     key_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_other[None, :] + 4096)
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    key_sin = tl.where(key_first[None, :], key_sin * -1.0, key_sin)
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 128))).to(tl.float32)
+    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
+    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
     value = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + dim[None, :] + 5120)
 
     # key to kv_cache
@@ -1217,21 +1223,37 @@ def _append_fused_kernel(
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     key_wide = key.to(tl.float64)
-    key_inverse = tl.rsqrt(tl.sum(key_wide * key_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    key_partner_wide = key_partner.to(tl.float64)
+    key_inverse = tl.rsqrt(
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
     key_partner = key_partner * key_inverse
     key_partner = key_partner * key_partner_weight
     # RoPE: values i and i + 64 make a pair
-    key = key * key_cos + key_partner * key_sin
+    key, key_partner = (
+        key * key_cos - key_partner * key_sin,
+        key_partner * key_cos + key * key_sin,
+    )
     key = _rounded(key, qkv_ptr.dtype.element_ty)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + head[:, None] * kv_cache_stride_head
         + slot * kv_cache_stride_slot
-        + dim[None, :],
+        + key_pair[None, :],
         key,
+    )
+    key_partner = _rounded(key_partner, qkv_ptr.dtype.element_ty)
+    tl.store(
+        kv_cache_ptr
+        + block * kv_cache_stride_block
+        + head[:, None] * kv_cache_stride_head
+        + slot * kv_cache_stride_slot
+        + key_other[None, :],
+        key_partner,
     )
 
     # value to kv_cache
@@ -1261,38 +1283,46 @@ def _append_fused_key_query(
     cos_sin_stride_position,
 ):
     """Stages of 8 query heads."""
-    HEAD_DIM: tl.constexpr = 128
     head = part.to(tl.int64) * 8 + tl.arange(0, 8)
-    dim = tl.arange(0, HEAD_DIM)
-    query = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + dim[None, :])
-    query_pair = dim % 64
-    query_first = dim < 64
-    query_other = (dim + 64) % 128
+    query_pair = tl.arange(0, 64)
+    query_other = query_pair + 64
+    query = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_pair[None, :])
     query_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_other[None, :])
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    query_sin = tl.where(query_first[None, :], query_sin * -1.0, query_sin)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 128))).to(tl.float32)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     query_wide = query.to(tl.float64)
-    query_inverse = tl.rsqrt(tl.sum(query_wide * query_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    query_partner_wide = query_partner.to(tl.float64)
+    query_inverse = tl.rsqrt(
+        tl.sum(tl.fma(query_wide, query_wide, query_partner_wide * query_partner_wide), axis=1, keep_dims=True)
+        * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     query = query * query_inverse
     query = query * query_weight
     query_partner = query_partner * query_inverse
     query_partner = query_partner * query_partner_weight
     # RoPE: values i and i + 64 make a pair
-    query = query * query_cos + query_partner * query_sin
+    query, query_partner = (
+        query * query_cos - query_partner * query_sin,
+        query_partner * query_cos + query * query_sin,
+    )
     tl.store(
-        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + dim[None, :],
+        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_pair[None, :],
         _rounded(query, qkv_ptr.dtype.element_ty),
+    )
+    tl.store(
+        query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_other[None, :],
+        _rounded(query_partner, qkv_ptr.dtype.element_ty),
     )
 
 
@@ -1318,7 +1348,6 @@ def _append_fused_key_kernel(
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
-    HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
@@ -1349,44 +1378,57 @@ def _append_fused_key_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM)
+    key_pair = tl.arange(0, 64)
+    key_other = key_pair + 64
 
     # Everything is on its way before anything is worked on.
-    key = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + dim[None, :] + 4096)
-    key_pair = dim % 64
-    key_first = dim < 64
-    key_other = (dim + 64) % 128
+    key = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_pair[None, :] + 4096)
     key_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_other[None, :] + 4096)
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 128))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
-    key_sin = tl.where(key_first[None, :], key_sin * -1.0, key_sin)
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + dim[None, :], (8, 128))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 128))).to(tl.float32)
+    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
+    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
 
     # key to kv_cache
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
     key_wide = key.to(tl.float64)
-    key_inverse = tl.rsqrt(tl.sum(key_wide * key_wide, axis=1, keep_dims=True) * 0.0078125 + 1e-06).to(tl.float32)
+    key_partner_wide = key_partner.to(tl.float64)
+    key_inverse = tl.rsqrt(
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
+    ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
     key_partner = key_partner * key_inverse
     key_partner = key_partner * key_partner_weight
     # RoPE: values i and i + 64 make a pair
-    key = key * key_cos + key_partner * key_sin
+    key, key_partner = (
+        key * key_cos - key_partner * key_sin,
+        key_partner * key_cos + key * key_sin,
+    )
     key = _rounded(key, qkv_ptr.dtype.element_ty)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + head[:, None] * kv_cache_stride_head
         + slot * kv_cache_stride_slot
-        + dim[None, :],
+        + key_pair[None, :],
         key,
+    )
+    key_partner = _rounded(key_partner, qkv_ptr.dtype.element_ty)
+    tl.store(
+        kv_cache_ptr
+        + block * kv_cache_stride_block
+        + head[:, None] * kv_cache_stride_head
+        + slot * kv_cache_stride_slot
+        + key_other[None, :],
+        key_partner,
     )
 
 
