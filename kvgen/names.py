@@ -49,7 +49,9 @@ _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split() + _STAGES.split() + _T
 
 _IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _LONGEST = 64
-_STAGED = "partner|(partner_)?weight|wide|inverse|pair|first|other|position|frequency|angle|cos|sin"
+_STAGED = (
+    "partner|(partner_)?(weight|wide)|inverse|pair|first|other|turn|position|frequency|angle|(cos|sin)(_height|_width)?"
+)
 _DERIVED = re.compile(f"(_out)?(_(ptr|length|mask|page.*|dim(_byte|_group|_lane|_word)?|stride.*|{_STAGED}))?")
 
 
