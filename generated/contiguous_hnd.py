@@ -656,8 +656,8 @@ def allocate(num_requests, *, dtype=torch.bfloat16, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_contiguous_hnd_6e37e38c.NAME takes what the function takes, but for out and zero_skipped where results
-    are new tensors. Operators have no derivatives. Once registered, they stay.
+    torch.ops.kvgen_contiguous_hnd_6e37e38c.NAME takes what the function takes,
+    but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
     ops = torch.ops.kvgen_contiguous_hnd_6e37e38c
     for schema, function, fake in (
@@ -723,6 +723,7 @@ def _gather_paged_fake(key_cache, value_cache, block_table, seq_lens, cu_seq_len
 
 
 def _write_page_table(*tensors, **given):
+    """Operators return nothing that they are given."""
     gather_page_table(*tensors, **given)
 
 

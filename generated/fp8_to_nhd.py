@@ -36,7 +36,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["TRANSFER", "transfer", "transfer_blocks"]
+__all__ = ["TRANSFER", "transfer", "transfer_blocks", "register_ops"]
 
 SRC_BLOCK_SIZE = 16
 SRC_NUM_HEADS = 8
@@ -317,6 +317,38 @@ def transfer_blocks(
                 num_warps=4,
                 enable_fp_fusion=False,
             )
+
+
+def register_ops():
+    """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
+
+    torch.ops.kvgen_fp8_to_nhd_c85fd376.NAME takes what the function takes,
+    and returns nothing. Operators have no derivatives. Once registered, they stay.
+    """
+    ops = torch.ops.kvgen_fp8_to_nhd_c85fd376
+    for schema, function, fake in (
+        (
+            "transfer(Tensor src_key_cache, Tensor src_value_cache, Tensor src_key_scales, Tensor src_value_scales, Tensor(a4!) dst_key_cache, Tensor(a5!) dst_value_cache, Tensor src_slots, Tensor dst_slots, *, SymInt src_head=0, SymInt dst_head=0, SymInt? heads=None, int? programs=None) -> ()",
+            transfer,
+            _nothing,
+        ),
+        (
+            "transfer_blocks(Tensor src_key_cache, Tensor src_value_cache, Tensor src_key_scales, Tensor src_value_scales, Tensor(a4!) dst_key_cache, Tensor(a5!) dst_value_cache, Tensor src_blocks, Tensor dst_blocks, *, SymInt src_head=0, SymInt dst_head=0, SymInt? heads=None, SymInt? num_tokens=None, int? programs=None) -> ()",
+            transfer_blocks,
+            _nothing,
+        ),
+    ):
+        name, _, arguments = schema.partition("(")
+        if not hasattr(ops, name):
+            name = f"kvgen_fp8_to_nhd_c85fd376::{name}"
+            torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
+            torch.library.impl(name, "default", function)
+            torch.library.register_fake(name, fake)
+    return ops
+
+
+def _nothing(*tensors, **given):
+    """What functions return that write."""
 
 
 @triton.jit(do_not_specialize=["src_head", "dst_head", "num_tokens", "src_num_slots", "dst_num_slots"])

@@ -641,8 +641,8 @@ def allocate(num_blocks, *, num_layers, dtype=torch.bfloat16, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_host_page_first_68077257.NAME takes what the function takes, but for out and zero_skipped where results
-    are new tensors. Operators have no derivatives. Once registered, they stay.
+    torch.ops.kvgen_host_page_first_68077257.NAME takes what the function takes,
+    but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
     ops = torch.ops.kvgen_host_page_first_68077257
     for schema, function, fake in (
@@ -716,6 +716,7 @@ def _gather_paged_fake(kv_buffer, block_table, seq_lens, cu_seq_lens, *, starts=
 
 
 def _write_page_table(*tensors, **given):
+    """Operators return nothing that they are given."""
     gather_page_table(*tensors, **given)
 
 

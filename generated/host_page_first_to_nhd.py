@@ -27,7 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["TRANSFER", "PointerTable", "pointer_table", "transfer", "transfer_blocks"]
+__all__ = ["TRANSFER", "PointerTable", "pointer_table", "transfer", "transfer_blocks", "register_ops"]
 
 SRC_BLOCK_SIZE = 16
 SRC_NUM_HEADS = 8
@@ -273,6 +273,38 @@ def transfer_blocks(
                 aligned,
                 num_warps=8 if programs is None else 16,
             )
+
+
+def register_ops():
+    """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
+
+    torch.ops.kvgen_host_page_first_to_nhd_b3c4b9b3.NAME takes what the function takes,
+    with lists of tensors for pointer tables. Operators have no derivatives. Once registered, they stay.
+    """
+    ops = torch.ops.kvgen_host_page_first_to_nhd_b3c4b9b3
+    for schema, function, fake in (
+        (
+            "transfer(Tensor src_kv_buffer, Tensor(a1!)[] dst_key_cache, Tensor(a2!)[] dst_value_cache, Tensor src_slots, Tensor dst_slots, *, SymInt src_head=0, SymInt dst_head=0, SymInt? heads=None, int? programs=32) -> ()",
+            transfer,
+            _nothing,
+        ),
+        (
+            "transfer_blocks(Tensor src_kv_buffer, Tensor(a1!)[] dst_key_cache, Tensor(a2!)[] dst_value_cache, Tensor src_blocks, Tensor dst_blocks, *, SymInt src_head=0, SymInt dst_head=0, SymInt? heads=None, SymInt? num_tokens=None, int? programs=32) -> ()",
+            transfer_blocks,
+            _nothing,
+        ),
+    ):
+        name, _, arguments = schema.partition("(")
+        if not hasattr(ops, name):
+            name = f"kvgen_host_page_first_to_nhd_b3c4b9b3::{name}"
+            torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
+            torch.library.impl(name, "default", function)
+            torch.library.register_fake(name, fake)
+    return ops
+
+
+def _nothing(*tensors, **given):
+    """What functions return that write."""
 
 
 @triton.jit(do_not_specialize=["src_head", "dst_head", "num_tokens", "num_layers", "src_num_slots", "dst_num_slots"])

@@ -595,8 +595,8 @@ def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_mla_50cad2df.NAME takes what the function takes, but for out and zero_skipped where results
-    are new tensors. Operators have no derivatives. Once registered, they stay.
+    torch.ops.kvgen_mla_50cad2df.NAME takes what the function takes,
+    but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
     ops = torch.ops.kvgen_mla_50cad2df
     for schema, function, fake in (
@@ -655,6 +655,7 @@ def _gather_paged_fake(cache, block_table, seq_lens, cu_seq_lens, *, starts=None
 
 
 def _write_page_table(*tensors, **given):
+    """Operators return nothing that they are given."""
     gather_page_table(*tensors, **given)
 
 

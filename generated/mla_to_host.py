@@ -26,7 +26,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["TRANSFER", "PointerTable", "pointer_table", "transfer", "transfer_blocks"]
+__all__ = ["TRANSFER", "PointerTable", "pointer_table", "transfer", "transfer_blocks", "register_ops"]
 
 SRC_BLOCK_SIZE = 64
 LATENT_HEAD_DIM = 512
@@ -184,6 +184,38 @@ def transfer_blocks(src_cache, dst_host_cache, src_blocks, dst_blocks, *, num_to
                 aligned,
                 num_warps=8 if programs is None else 16,
             )
+
+
+def register_ops():
+    """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
+
+    torch.ops.kvgen_mla_to_host_7aa3ab51.NAME takes what the function takes,
+    with lists of tensors for pointer tables. Operators have no derivatives. Once registered, they stay.
+    """
+    ops = torch.ops.kvgen_mla_to_host_7aa3ab51
+    for schema, function, fake in (
+        (
+            "transfer(Tensor[] src_cache, Tensor(a1!) dst_host_cache, Tensor src_slots, Tensor dst_slots, *, int? programs=32) -> ()",
+            transfer,
+            _nothing,
+        ),
+        (
+            "transfer_blocks(Tensor[] src_cache, Tensor(a1!) dst_host_cache, Tensor src_blocks, Tensor dst_blocks, *, SymInt? num_tokens=None, int? programs=32) -> ()",
+            transfer_blocks,
+            _nothing,
+        ),
+    ):
+        name, _, arguments = schema.partition("(")
+        if not hasattr(ops, name):
+            name = f"kvgen_mla_to_host_7aa3ab51::{name}"
+            torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
+            torch.library.impl(name, "default", function)
+            torch.library.register_fake(name, fake)
+    return ops
+
+
+def _nothing(*tensors, **given):
+    """What functions return that write."""
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_layers", "src_num_slots", "dst_num_slots"])

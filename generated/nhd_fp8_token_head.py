@@ -1069,8 +1069,8 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_nhd_fp8_token_head_9416687a.NAME takes what the function takes, but for out and zero_skipped where results
-    are new tensors. Operators have no derivatives. Once registered, they stay.
+    torch.ops.kvgen_nhd_fp8_token_head_9416687a.NAME takes what the function takes,
+    but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
     ops = torch.ops.kvgen_nhd_fp8_token_head_9416687a
     for schema, function, fake in (
@@ -1184,6 +1184,7 @@ def _gather_codes_fake(key_cache, value_cache, key_scales, value_scales, slots):
 
 
 def _write_page_table(*tensors, **given):
+    """Operators return nothing that they are given."""
     gather_page_table(*tensors, **given)
 
 

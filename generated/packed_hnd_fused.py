@@ -800,8 +800,8 @@ def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_packed_hnd_fused_59e8ee73.NAME takes what the function takes, but for out and zero_skipped where results
-    are new tensors. Operators have no derivatives. Once registered, they stay.
+    torch.ops.kvgen_packed_hnd_fused_59e8ee73.NAME takes what the function takes,
+    but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
     ops = torch.ops.kvgen_packed_hnd_fused_59e8ee73
     for schema, function, fake in (
@@ -873,6 +873,7 @@ def _gather_paged_fake(kv_cache, block_table, seq_lens, cu_seq_lens, *, starts=N
 
 
 def _write_page_table(*tensors, **given):
+    """Operators return nothing that they are given."""
     gather_page_table(*tensors, **given)
 
 

@@ -683,8 +683,8 @@ def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_swa_nhd_e7c7ef9a.NAME takes what the function takes, but for out and zero_skipped where results
-    are new tensors. Operators have no derivatives. Once registered, they stay.
+    torch.ops.kvgen_swa_nhd_e7c7ef9a.NAME takes what the function takes,
+    but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
     ops = torch.ops.kvgen_swa_nhd_e7c7ef9a
     for schema, function, fake in (
@@ -764,6 +764,7 @@ def _gather_paged_fake(
 
 
 def _write_page_table(*tensors, **given):
+    """Operators return nothing that they are given."""
     gather_page_table(*tensors, **given)
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from kvgen import reference
+from kvgen.documents import load_text
 from kvgen.functions import possible
 from kvgen.harness.bench import Bench
 from kvgen.harness.interpreter import exact_widening
 from kvgen.harness.pools import PoolFactory
 from kvgen.layout import Layout
-from kvgen.resolve import load_text
-from tests.generated import SHIPPED, module_of, rendered, shipped, shipped_text
+from tests.generated import ROOT, SHIPPED, module_of, rendered, shipped, shipped_text
 
 SMALL = {
     "paged_nhd": ("head: 8, dim: 128", "head: 2, dim: 16"),
@@ -212,3 +214,68 @@ def test_refusals_come_through() -> None:
     args, options = calls.append()
     with pytest.raises(TypeError, match="slot_mapping: expected dtype"):
         calls.ops.append(*args[:-1], args[-1].float(), **options)
+
+
+def moving(rest: str, *pools: str) -> tuple[ModuleType, list[torch.Tensor | list[torch.Tensor]]]:
+    """A transfer of small layouts, and tensors for it; those of ``pools`` are lists, one for each of three layers."""
+    small = "axes: {head: 2, dim: 16}, block_size: 4"
+    source, destination, *keys = rest.split(" ")
+    ends = f"from: {{layout: {source}, {small}}}, to: {{layout: {destination}, {small}}}"
+    path = str(ROOT / "layouts" / "transfers" / "ops.yaml")
+    what = load_text(
+        f"name: ops_{source}\ntransfer: {{{ends}}}\n" + "\n".join(key.replace(":", ": ") for key in keys), path
+    )
+    given = []
+    for layout in what.sides:
+        for name, tensor in PoolFactory(layout, "cpu", 1).make().actual.items():
+            tensor.view(torch.uint8).zero_()
+            given.append([tensor, tensor.clone(), tensor.clone()] if name in pools else tensor)
+    return module_of(what), given
+
+
+MOVES = {
+    "one layer": ("paged_nhd stacked_nhd",),
+    "lists": ("paged_nhd host_layer_first layers:all", "src_key_cache", "src_value_cache"),
+    "written lists": ("host_layer_first paged_nhd layers:all", "dst_key_cache", "dst_value_cache"),
+    "integers": ("paged_nhd nhd_int8_token_head convert:requantise",),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_operators_of_transfers(name: str) -> None:
+    module, given = moving(*MOVES[name])
+    ops = module.register_ops()
+    lists = {"transfer": ([1, 5, -1], [0, 2, 3]), "transfer_blocks": ([1, 0], [0, 2])}
+    with exact_widening("cpu"):
+        for function, numbers in lists.items():
+            args = (*given, *map(torch.tensor, numbers))
+            found = torch.library.opcheck(getattr(ops, function).default, args, {"heads": 1, "programs": 3})
+            assert set(found.values()) == {"SUCCESS"}, (function, found)
+
+
+def test_pages_move_in_one_graph() -> None:
+    """Functions on pages and a transfer, compiled once for all numbers of pages; everything is written in order."""
+    text = shipped_text("paged_nhd").replace(*SMALL["paged_nhd"]).replace("block_size: 16", "block_size: 4")
+    ops = module_of(load_text(text)).register_ops()
+    moves, _ = moving("paged_nhd stacked_nhd")
+    away = moves.register_ops()
+    compiled = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(backend=compiled, fullgraph=True, dynamic=True)
+    def step(blocks: torch.Tensor, pairs: torch.Tensor, key: Any, value: Any, out: Any) -> torch.Tensor:
+        ops.zero_blocks(key, value, blocks)
+        ops.copy_blocks(key, value, pairs)
+        away.transfer_blocks(key, value, out, pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
+        return ops.fill_slots(blocks, 1, blocks.shape[0])
+
+    for count in (3, 4):
+        pool, out = torch.randn(2, 8, 4, 2, 16).bfloat16(), torch.zeros(2, 8, 4, 2, 16).bfloat16()
+        before = pool.clone()
+        pairs = torch.arange(2 * count).view(count, 2)
+        found = step(pairs[:, 1].contiguous(), pairs, *pool, out)
+        positions = torch.arange(1, count + 1)
+        assert torch.equal(found, pairs[positions // 4, 1] * 4 + positions % 4)
+        for side in (0, 1):
+            assert torch.equal(pool[side, pairs[:, 1]], before[side, pairs[:, 0]])
+            assert torch.equal(out[side, pairs[:, 1]], before[side, pairs[:, 0]])
+    assert compiled.frame_count == 1

@@ -6,12 +6,17 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kvgen.canonical import canonical
 from kvgen.emit.launch import Function
 from kvgen.emit.pages import PageFunction
 from kvgen.functions import chosen
 from kvgen.layout import Buffer, Layout, leaves_of
+from kvgen.transfer import Transfer
+
+if TYPE_CHECKING:
+    from kvgen.emit.transfer_module import TransferFunction
 
 ABSENT = ("out=None", "zero_skipped=False")
 """Arguments that operators do not have: results are new tensors."""
@@ -24,6 +29,10 @@ TYPES = {
     "total_tokens=None": "SymInt total_tokens",
 }
 """What is no tensor; lengths must be given, since they lie on the device."""
+
+
+NUMBERS = ("src_layer", "dst_layer", "src_head", "dst_head", "heads", "num_tokens")
+"""Integers that functions of a transfer take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +56,13 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """All operators of a module. The namespace has a digest of the layout and the schemas in it."""
+    """All operators of a module. The namespace has a digest of what they do and of their schemas in it.
+
+    ``unlike``: in what they differ from the functions.
+    """
 
     namespace: str
+    unlike: str
     ops: tuple[Op, ...]
     fakes: tuple[Fake, ...]
 
@@ -65,12 +78,37 @@ def build_ops(
     ops = [op for op in ops if op.schema.partition("(")[0] in names]
     text = "\n".join([canonical(layout), *(op.schema for op in ops)])
     fakes = tuple(_fake(f) for f in functions if f.uses["gather"])
-    return Ops(f"kvgen_{layout.name}_{digest(text)}", tuple(ops), fakes)
+    unlike = "but for out and zero_skipped where results are new tensors"
+    return Ops(_namespace(layout.name, text), unlike, tuple(ops), fakes)
 
 
-def digest(text: str) -> str:
-    """What tells namespaces of one name apart."""
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+def build_transfer_ops(transfer: Transfer, functions: tuple[TransferFunction, ...]) -> Ops:
+    """Pointer tables are no tensors: operators take lists of these."""
+    ops = [Op(_transfer_schema(transfer, f), f.name, "_nothing") for f in functions]
+    facts = (transfer.layers, transfer.requantise, *(canonical(layout) for layout in transfer.sides))
+    text = "\n".join([*map(str, facts), *(op.schema for op in ops)])
+    tables = any(side.tables for f in functions for side in f.sides)
+    unlike = "with lists of tensors for pointer tables" if tables else "and returns nothing"
+    return Ops(_namespace(transfer.name, text), unlike, tuple(ops), ())
+
+
+def _namespace(name: str, text: str) -> str:
+    return f"kvgen_{name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _transfer_schema(transfer: Transfer, function: TransferFunction) -> str:
+    tables = {name for side in function.sides for name in side.tables}
+    written = {buffer.name for buffer in transfer.destination.buffers}
+    words = {"programs=PROGRAMS": f"int? programs={transfer.programs}", "dtype=None": TYPES["dtype=None"], "*": "*"}
+    arguments = []
+    for parameter in function.parameters:
+        name, default = parameter.partition("=")[::2]
+        kind = f"Tensor(a{len(arguments)}!)" if name in written else "Tensor"
+        kind += "[]" if name in tables else ""
+        if name in NUMBERS:
+            kind = "SymInt?" if default == "None" else "SymInt"
+        arguments.append(words.get(parameter, f"{kind} {parameter}"))
+    return f"{function.name}({', '.join(arguments)}) -> ()"
 
 
 def _table_ops(layout: Layout, mapping: tuple[str, ...]) -> Iterator[Op]:

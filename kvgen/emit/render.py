@@ -35,7 +35,8 @@ def render_all(layouts: Sequence[Layout | Transfer]) -> dict[str, str]:
 def render_raw(layout: Layout | Transfer) -> str:
     """The text of a module as the templates print it, without what none of its functions uses."""
     if isinstance(layout, Transfer):
-        return pruned(_environment().get_template("transfer.py.j2").render(m=build_transfer_module(layout)))
+        moves = build_transfer_module(layout)
+        return pruned(_environment().get_template("transfer.py.j2").render(m=moves, o=moves.ops))
     module = build_module(layout)
     contexts = {"m": module, "a": module.addressing, "t": module.page_table, "o": module.ops}
     return pruned(_environment().get_template("module.py.j2").render(contexts))

@@ -10,6 +10,7 @@ from kvgen.emit.codebook import Book, codebooks
 from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
 from kvgen.emit.launch import BufferCheck, ScaleCheck, Size, scale_check, shape_parts, sizes_of
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, num_layers_name, tuple_text
+from kvgen.emit.ops import Ops, build_transfer_ops
 from kvgen.emit.packing import Packing, packings
 from kvgen.emit.transfer import TransferKernel, build_transfer_kernel
 from kvgen.emit.transfer_docs import function_doc, module_doc
@@ -79,6 +80,7 @@ class TransferModule:
     description: str
     functions: tuple[TransferFunction, ...]
     kernels: tuple[TransferKernel, ...]
+    ops: Ops
     tables: bool
     types: bool
     heads: bool
@@ -107,6 +109,7 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
         "TRANSFER",
         *(["PointerTable", "pointer_table"] if tables else []),
         *(kernel.plan.name for kernel in kernels),
+        "register_ops",
     ]
     return TransferModule(
         title=f"{transfer.name}: {transfer.summary}" if transfer.summary else transfer.name,
@@ -116,6 +119,7 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
         description=repr(describe(transfer)),
         functions=functions,
         kernels=kernels,
+        ops=build_transfer_ops(transfer, functions),
         tables=tables,
         types=any(function.dtypes for function in functions),
         heads=transfer.sharded,
