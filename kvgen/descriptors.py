@@ -221,7 +221,7 @@ def _move(source: Layout, destination: Layout, origin: Spot, spot: Spot, tokens:
     if source.layers and destination.layers:
         extents["layer"] = source.layers.extent or destination.layers.extent
     loops = []
-    for axis in ("layer", "token", "head", "dim"):
+    for axis in ("layer", "token", "head", "bit", "dim"):
         if axis in extents:
             loops += _loops(axis, extents[axis], spot.pack, ends)
     first, second = (side.end(chosen="layer" not in extents) for side in ends)

@@ -19,8 +19,9 @@ from kvgen.stages import Fuse
 class Leaf:
     """Something stored: the values of a stream, one for each combination of its ``axes``.
 
-    ``axes`` starts with ``block`` and ``slot`` and goes on with those of the stream, in logical order;
-    ``dtypes`` are the accepted element types, all ``itemsize`` bytes wide.
+    ``axes`` starts with ``block`` and ``slot`` and goes on with those of the stream, in logical order; codes of which
+    every bit lies for itself have ``bit`` before ``dim``. ``dtypes`` are the accepted element types, all ``itemsize``
+    bytes wide.
     """
 
     name: str
@@ -146,7 +147,8 @@ class Holds:
     """Values of one leaf, or of two that take turns over the ``kv`` axis (0 being the first).
 
     Codes narrower than a byte lie ``pack.size`` together in ``itemsize`` bytes, a little-endian stream of bits:
-    ``pack`` is the digit that counts them there, and the dims of the place count what is left of its axis.
+    ``pack`` is the digit that counts them there, and the dims of the place count what is left of its axis. Where the
+    dims of the place count ``bit`` too, the codes of such a group are of one bit.
     """
 
     leaves: tuple[str, ...]

@@ -239,6 +239,26 @@ def _join(layout: Layout, slow: Step, fast: Step) -> Step | None:
     return None
 
 
+def planes(view: View) -> tuple[View, ...]:
+    """A view of each bit of codes whose bits lie apart, the lowest first; the view itself where they lie together."""
+    count = math.prod(step.digit.size for step in view.steps if step.digit.axis == "bit")
+    return tuple(_plane(view, bit) for bit in range(count)) if count > 1 else (view,)
+
+
+def _plane(view: View, bit: int) -> View:
+    """The view where ``bit`` stands still."""
+    steps, offset = [], view.offset
+    for step in view.steps:
+        index = step.digit.of(bit) if step.digit.axis == "bit" else None
+        if index is None:
+            steps.append(step)
+        elif step.dim is None:
+            offset += index * step.factor
+        elif index:
+            steps.append(Step(Digit("kv", 1, 2), step.dim, step.factor * index))
+    return replace(view, offset=offset, steps=tuple(steps))
+
+
 def verify(layout: Layout, plan: Plan) -> None:
     """Assert what every later stage relies on: both sides of a copy span the same stream, digits tile their axes."""
     for copy in plan.copies:
@@ -248,7 +268,7 @@ def verify(layout: Layout, plan: Plan) -> None:
         known |= {SLOT_NUMBER: None, "layer": layout.layers.extent if layout.layers else None}
         assert cache.axes <= known.keys(), (plan.name, copy.stream, cache.axes)
         assert dense.axes - {"token"} <= {axis.name for axis in layout.stream(copy.stream).axes}
-        for name in ("head", "dim", "slot"):
+        for name in ("head", "bit", "dim", "slot"):
             packed = [cache.pack] if cache.pack else []
             digits = [digit for digit in [*(s.digit for s in cache.steps), *packed] if digit.axis == name]
             digits.sort(key=lambda digit: digit.div)

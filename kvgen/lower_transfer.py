@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvgen.layout import Layout
-from kvgen.lower import argument_view, cache_fills, cache_views
+from kvgen.lower import argument_view, cache_fills, cache_views, planes
 from kvgen.plan import Copy, Params, Plan, View
 from kvgen.transfer import Transfer, leaves_of_stream, token_refusal
 
@@ -46,12 +46,22 @@ class _Side:
         return self.views[leaf][min(place, len(self.views[leaf]) - 1)]
 
 
+def _bytes(source: View, destination: View) -> Iterator[tuple[View, View]]:
+    """The views of a leaf's bytes: where both sides have the bits of codes apart, each bit's."""
+    ends = planes(source), planes(destination)
+    if source.pack == destination.pack and len(ends[0]) == len(ends[1]):
+        yield from zip(*ends, strict=True)
+    else:
+        yield source, destination
+
+
 def _copies(transfer: Transfer, source: _Side, destination: _Side, stream: str) -> Iterator[Copy]:
     """What lies in several places is read where it lies first, and written everywhere."""
     if transfer.raw(stream):
         for leaf in leaves_of_stream(transfer.source, stream):
             for view in destination.views[leaf.name]:
-                yield Copy(stream, source.views[leaf.name][0], view, leaf=leaf.name)
+                for read, write in _bytes(source.views[leaf.name][0], view):
+                    yield Copy(stream, read, write, leaf=leaf.name)
         return
     read = source.params(stream, 0)
     for place, view in enumerate(destination.views[stream]):

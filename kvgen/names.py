@@ -13,7 +13,7 @@ FUNCTIONS = (
     *("copy_blocks", "zero_blocks", "gather_page_table", "register_ops", "concat_mla_key"),
 )
 
-AXES = ("block", "slot", "token", "head", "dim", "kv", "layer", "request", "position")
+AXES = ("block", "slot", "token", "head", "dim", "bit", "kv", "layer", "request", "position")
 
 KEYS = ("holds", "order", "fields", "align", "regions", "pad", "fill")
 
@@ -31,10 +31,10 @@ k_nope k_nope_stride_head k_nope_stride_token k_rope k_rope_stride_token keep ke
 length limit lowest mask math metadata moved name ndim nearest nested new nope_dim nope_side num_columns num_entries
 num_out num_out_columns num_pages num_rows num_runs num_slots number numbers offset offsets ops out_row
 out_stride_column out_stride_head out_stride_row out_stride_token outer page pairs_stride_pair pairs_stride_side part
-program programs ratio reach req_to_page_stride_column req_to_page_stride_row requests_stride rope_side run run_number
-run_slot runner same scale schema search_step second self shape shapes size slot_number source squares start starts
-step steps stored stream_of stride stride_unit strides t target tensor tensors tile tile_row tl tokens torch triton
-unit valid whole width written zero
+plane program programs ratio reach req_to_page_stride_column req_to_page_stride_row requests_stride rope_side run
+run_number run_slot runner same scale schema search_step second self shape shapes size slot_number source squares
+start starts step steps stored stream_of stride stride_unit strides t target tensor tensors tile tile_row tl tokens
+torch triton unit valid whole width written zero
 """
 
 _TENSORS = ("cos", "cos_sin", "positions", "qkv", "query", "sin")

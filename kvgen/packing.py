@@ -77,6 +77,9 @@ def unpacked(place: Place) -> tuple[Dim, ...]:
 
 def _split(leaf: Leaf, digit: Digit, share: Pack) -> tuple[Digit, Digit]:
     per = share.codes
+    if digit.axis == "bit":
+        message = f"`bit` is the fastest term above `{leaf.name}`: the bits of a code lie together without it"
+        raise PackingError(message, "leave it out, or let a part of `dim` follow: `dim//32 bit dim%32`")
     if digit.axis != "dim":
         other = {"block": "blocks", "slot": "tokens", "head": "heads", "kv": "streams", "layer": "layers"}[digit.axis]
         raise PackingError(f"{share.room} would hold codes of `{leaf.name}` of {per} {other}", _HOW)

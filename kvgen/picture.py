@@ -103,6 +103,12 @@ def codes_at(content: Holds, run: Level | None, index: int) -> tuple[int, ...]:
     return tuple(index * step + content.pack.div * i for i in range(content.pack.size))
 
 
+def bits_of(content: Holds, code: int) -> str:
+    """The bits of a code among those that share bytes: ``4 – 7``."""
+    first, last = content.bits * code, content.bits * (code + 1) - 1
+    return f"{first}" if first == last else f"{first} – {last}"
+
+
 def _run_text(place: Place, run: Level | None) -> str:
     content = place.content
     what = content.leaves[0] if len(content.leaves) == 1 else "values"
@@ -120,10 +126,10 @@ def _shared_bytes(content: Holds, run: Level | None) -> list[str]:
     """Which codes share the first bytes of a cell, and the last ones; nothing where a code has bytes of its own."""
     if not content.pack:
         return []
-    bits, wide = content.bits, content.itemsize
+    wide = content.itemsize
     shown = run.shown(4) if run else [0]
-    name = "bits " if wide == 1 else ""
-    head = [f"{name}{bits * i} – {bits * (i + 1) - 1}" for i in range(content.pack.size)]
+    name = "bit" + "s" * (content.bits > 1) + " " if wide == 1 else ""
+    head = [f"{name}{bits_of(content, i)}" for i in range(content.pack.size)]
     rows = [[GAP] * len(head) if b is None else [f"dim {d}" for d in codes_at(content, run, b)] for b in shown]
     labels = [
         GAP if b is None else f"byte {b}" if wide == 1 else f"bytes {wide * b} – {wide * (b + 1) - 1}" for b in shown

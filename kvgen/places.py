@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvgen.axes import Axis, Digit
@@ -267,6 +267,7 @@ class Places:
                 axes["token"] = axes["slot"]
             if axis not in axes:
                 hint = f"place it outside, or name `{axis}` in its `per`" if leaf.name != leaf.stream else None
+                hint = "codes narrower than a byte have their bits apart" if axis == "bit" else hint
                 self._report("KV306", f"`{term.axis}` above `{leaf.name}`, which does not vary over it", span, hint)
                 return None
             extents, step = {name: a.reach for name, a in axes.items()}, axes[axis].step
@@ -395,6 +396,18 @@ def _twice(used: list[_Use]) -> tuple[Digit, Digit] | None:
     """Two unsplit terms of one axis: told apart by no extent, yet a mistake even where the extent is one."""
     whole = [use.digit for use in used if not use.term.operations]
     return (whole[0], whole[1]) if len(whole) > 1 else None
+
+
+def bits_apart(buffers: Iterable[PlaceSpec]) -> frozenset[str]:
+    """The streams whose codes have their bits apart: those with ``bit`` in an order above them."""
+    return frozenset(
+        leaf
+        for buffer in buffers
+        for place, _ in _places(buffer, ())
+        if orders_over(place, "bit")
+        for holds, _ in _holders(place, ())
+        for leaf in holds
+    )
 
 
 def _holders(spec: PlaceSpec, location: Location) -> Iterator[tuple[tuple[str, ...], Location]]:

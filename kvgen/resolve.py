@@ -16,7 +16,7 @@ from kvgen.layout import Buffer, FewHints, KernelHints, Layout, Leaf, ScheduleHi
 from kvgen.limits import LARGEST, too_large
 from kvgen.names import AXES, argument_objection, objection
 from kvgen.packing import BITS, pack_of
-from kvgen.places import Known, Places, orders_over
+from kvgen.places import Known, Places, bits_apart, orders_over
 from kvgen.source import Location, Sequence, Source, parse, read
 from kvgen.spec import KernelSpec, PlaceSpec, Reading, Spec, StreamSpec, read_spec
 from kvgen.stages import Fuse
@@ -254,13 +254,20 @@ class _Resolver:
         return Known(
             leaves=leaves,
             coded=frozenset(leaves.keys() - plain),
-            packs={name: pack_of(BITS[code]) for name, code in codes.items() if code in BITS},
+            packs={
+                name: pack_of(1 if name in self.bits_apart() else BITS[code])
+                for name, code in codes.items()
+                if code in BITS
+            },
             arguments=frozenset(scale.name for scale in scales) - leaves.keys(),
             broken=self.broken("streams"),
             layers=self.layers(),
             params=self.spec.params,
             broken_params=self.broken("params"),
         )
+
+    def bits_apart(self) -> frozenset[str]:
+        return bits_apart(self.spec.buffers.values())
 
     def common(self) -> tuple[Axis, Axis]:
         """The axes that everything stored for a token has."""
@@ -276,6 +283,8 @@ class _Resolver:
             yield Leaf(stream.name, stream.name, axes, stream.dtypes, stream.itemsize)
             return
         code = "uint8" if encoding.code in BITS else encoding.code
+        if encoding.code in BITS and stream.name in self.bits_apart():
+            axes = (*axes[:-1], Axis("bit", BITS[encoding.code]), axes[-1])
         yield Leaf(stream.name, stream.name, axes, (code,), STORED_ITEMSIZE[code])
         scale, zero = encoding.scale, encoding.zero
         if scale is not None and scale.stored:

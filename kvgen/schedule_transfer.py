@@ -133,4 +133,5 @@ def _axes(layout: Layout, copy: Copy):
 
 def moves_bytes(copy: Copy) -> bool:
     """Whether codes that share bytes are moved as these: both sides put the same ones together."""
-    return bool(copy.leaf) and copy.source.pack is not None and copy.source.pack == copy.destination.pack
+    first, second = copy.source, copy.destination
+    return bool(copy.leaf and first.pack) and (first.pack, first.itemsize) == (second.pack, second.itemsize)

@@ -163,7 +163,10 @@ def _buffer_lines(layout: Layout, buffer: Buffer, facts: dict[str, Any]) -> list
     width = max(map(len, ("strides ", *facts["addresses"])))
     for name, address in facts["addresses"].items():
         bits = facts.get("bits", {}).get(name)
-        inside = f", {bits['bits']} bits from bit {bits['first']} on" if bits else ""
+        inside = ""
+        if bits:
+            whole = f"{bits['bits']} bits from bit {bits['first']} on"
+            inside = f", {whole}" if bits["bits"] > 1 else f", bit {bits['first']}"
         lines.append(f"  {name:<{width}} {address}{inside}")
     return [*lines, "", *(f"  {line}".rstrip() for line in picture.page(layout, buffer))]
 
@@ -184,7 +187,8 @@ def _formula(layout: Layout, stream: str, view: View) -> Formula:
     if view.pack is None:
         return Formula(address)
     bits = 8 * view.itemsize // view.pack.size
-    return Formula(address, f"{_digit(layout, stream, view.pack)} * {bits}", bits)
+    times = f" * {bits}" if bits > 1 else ""
+    return Formula(address, _digit(layout, stream, view.pack) + times, bits)
 
 
 def _step(layout: Layout, stream: str, step: Step) -> str:

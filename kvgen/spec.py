@@ -59,6 +59,7 @@ OTHER_WORDS = {
     "block": "how many blocks there are is the pool's, and read from it",
     "request": "how many requests there are is the pool's, and read from it",
     "kv": "the pair axis always counts two",
+    "bit": "codes have the bits of their mode",
     "regions": "it belongs to a buffer",
     "layers": "it belongs to a file with `transfer`",
     "convert": "it belongs to a file with `transfer`",

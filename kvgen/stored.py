@@ -18,8 +18,8 @@ def stored_name(leaf: str) -> str:
 def stored_layout(layout: Layout) -> Layout:
     """The layout with a plain stream for each leaf; its buffers, and the leaves that these hold, are the same.
 
-    A stream of codes that share bytes counts these bytes along ``dim``; one of scales or zeros their groups, 1 where a
-    row shares one. It has ``head`` where its leaf has.
+    A stream of codes that share bytes counts these bytes along ``dim``, those of one bit after those of another where
+    bits lie apart; one of scales or zeros their groups, 1 where a row shares one. It has ``head`` where its leaf has.
     """
     streams = tuple(_stream(layout, leaf) for leaf in layout.leaves)
     leaves = tuple(_leaf(stream, leaf) for stream, leaf in zip(streams, layout.leaves, strict=True))
@@ -28,7 +28,7 @@ def stored_layout(layout: Layout) -> Layout:
 
 
 def _leaf(stream: Stream, leaf: Leaf) -> Leaf:
-    shared = (axis for axis in leaf.axes if axis.name in ("block", "slot"))
+    shared = (axis for axis in leaf.axes if axis.name in ("block", "slot", "bit"))
     return Leaf(stream.name, stream.name, (*shared, *stream.axes), stream.dtypes, stream.itemsize)
 
 
@@ -36,8 +36,13 @@ def _stream(layout: Layout, leaf: Leaf) -> Stream:
     axes = [axis for axis in leaf.axes if axis.name == "head"]
     dim = next((axis for axis in leaf.axes if axis.name == "dim"), Axis("dim", 1))
     held = _held(layout, leaf.name)
-    count = dim.count if held.pack is None else dim.extent // held.pack.size * held.itemsize
+    count = dim.count if held.pack is None else dim.extent // held.pack.size * held.itemsize * _bits_apart(leaf)
     return Stream(stored_name(leaf.name), (*axes, Axis("dim", count)), leaf.dtypes, leaf.itemsize)
+
+
+def _bits_apart(leaf: Leaf) -> int:
+    """How many bits of a code lie apart, 1 where they lie together."""
+    return next((axis.extent for axis in leaf.axes if axis.name == "bit"), 1)
 
 
 def _held(layout: Layout, leaf: str) -> Holds:
@@ -63,9 +68,12 @@ def stored_plans(layout: Layout) -> tuple[tuple[Layout, Plan], ...]:
 
 def _counted(leaf: Leaf, view: View) -> View:
     """The view with ``dim`` counted as the stream of its leaf has it: in values, groups, or the bytes of codes."""
-    step = next((axis.step for axis in leaf.axes if axis.name == "dim"), 1)
+    axis = next((axis for axis in leaf.axes if axis.name == "dim"), Axis("dim", 1))
+    step = axis.step
 
     def counted(digit: Digit) -> Digit:
+        if digit.axis == "bit":
+            return Digit("dim", digit.div * axis.extent // view.pack.size, digit.size)
         if digit.axis != "dim":
             return digit
         if view.pack is None:

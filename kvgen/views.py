@@ -24,7 +24,8 @@ class ByteView:
 
     ``digits`` name the leading dimensions: those of ``block``, then of ``slot``, then of every other axis in logical
     order, each from the slowest down. Of codes that share bytes it is these that are told apart: ``pack`` is the digit
-    that counts the codes of such a group of bytes, the first in the lowest bits of the first.
+    that counts the codes of such a group of bytes, the first in the lowest bits of the first. They are of one bit where
+    there are digits of ``bit``.
     """
 
     tensor: Tensor
@@ -61,6 +62,11 @@ class ByteView:
         last = max(i for i, digit in enumerate(self.digits) if digit.axis == self.pack.axis)
         return next(faster, last + 1)
 
+    @property
+    def bit_dims(self) -> list[int]:
+        """The dimensions of ``bit`` in what is read, that of the tokens being the first."""
+        return [1 + i - self.token_dims for i, digit in enumerate(self.digits) if digit.axis == "bit"]
+
     def read(self, index: tuple[Tensor, ...]) -> Tensor:
         """Values at an index of ``at``: ``[n, …]``, their bytes last; codes that share bytes apart, a byte each."""
         data = self.tensor[index]
@@ -68,7 +74,11 @@ class ByteView:
             return data
         stream = sum(byte << 8 * i for i, byte in enumerate(data.long().unbind(-1))).unsqueeze(-1)
         codes = [(stream >> self.bits * part & (1 << self.bits) - 1).byte() for part in range(self.pack.size)]
-        return torch.stack(codes, dim=1 + self.pack_dim - self.token_dims)
+        data = torch.stack(codes, dim=1 + self.pack_dim - self.token_dims)
+        if not self.bit_dims:
+            return data
+        apart = data.flatten(self.bit_dims[0], self.bit_dims[-1]).unbind(self.bit_dims[0])
+        return torch.stack([plane << bit for bit, plane in enumerate(apart)]).sum(0, dtype=torch.uint8)
 
     def write(self, index: tuple[Tensor, ...], data: Tensor) -> None:
         """Put what ``read`` gives, in any shape of as many values."""
@@ -77,6 +87,12 @@ class ByteView:
             self.tensor[index] = data.reshape(count, *shape)
             return
         at = self.pack_dim - self.token_dims
+        if self.bit_dims:
+            first, last = self.bit_dims[0] - 1, self.bit_dims[-1] - 1
+            sizes, rest = shape[first : last + 1], shape[:first] + shape[last + 1 :]
+            whole = data.long().reshape(count, *rest[: at - len(sizes)], self.pack.size, *rest[at - len(sizes) : -1], 1)
+            planes = [whole >> bit & 1 for bit in range(math.prod(sizes))]
+            data = torch.stack(planes, dim=1 + first).unflatten(1 + first, sizes)
         codes = data.long().reshape(count, *shape[:at], self.pack.size, *shape[at:-1], 1).unbind(1 + at)
         stream = sum((code & (1 << self.bits) - 1) << self.bits * part for part, code in enumerate(codes))
         self.tensor[index] = torch.cat([stream >> 8 * i & 255 for i in range(shape[-1])], dim=-1).byte()
@@ -186,7 +202,7 @@ def _inside(place: Place, data: Tensor, digits: tuple[Digit, ...], sizes) -> Ite
 
 
 def _logical(data: Tensor, digits: tuple[Digit, ...], pack: Digit | None = None) -> ByteView:
-    axes = ("block", "slot", "layer", "kv", "head", "dim")
+    axes = ("block", "slot", "layer", "kv", "head", "bit", "dim")
     rank = {axis: i for i, axis in enumerate(axes)}
     order = sorted(range(len(digits)), key=lambda i: (rank[digits[i].axis], -digits[i].div, digits[i].size == 1))
     return ByteView(data.permute(*order, len(digits)), tuple(digits[i] for i in order), pack)

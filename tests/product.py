@@ -57,6 +57,7 @@ ORDERS = {
     "slot-minor": "block head dim slot",
     "half-split": "block slot head dim//g dim%h dim//h%2",
     "vectors": "block head dim//g slot dim%g",
+    "bit-planes": "block slot head dim//g bit dim%g",
 }
 """Of the codes; ``h`` is half of ``g``."""
 
@@ -185,7 +186,7 @@ class _Writer:
     def _dim(self) -> int:
         """Two groups or three; where nothing divides them, a short last one too, or none at all."""
         point, group = self.point, self.point.group
-        if point.order in ("half-split", "vectors") or point.mode.by_norm:
+        if point.order in ("half-split", "vectors", "bit-planes") or point.mode.by_norm:
             return self.random.choice((2, 3)) * group
         return self.random.choice((2 * group, 3 * group, 2 * group + 14, 20))
 

@@ -31,7 +31,7 @@ DRAWN = 200
 """Combinations of a run, half of them such as are refused: these cost little."""
 
 HANDS = 240
-"""Tests among which all combinations are dealt out, forty each."""
+"""Tests among which all combinations are dealt out, as many to each."""
 
 ALWAYS = ("{append}/alone", "gather/as_bfloat16")
 

@@ -25,10 +25,10 @@ from kvgen.emit.names import block_size_name, index_name
 from kvgen.emit.packing import build_pack, repack, word_type
 from kvgen.emit.pairs import pairs_of
 from kvgen.emit.query import QueryContext, build_query
-from kvgen.emit.sections import CopyContext, FillContext, Masks, ScaleContext, Side, ZeroContext
+from kvgen.emit.sections import CopyContext, FillContext, Masks, PlaneContext, ScaleContext, Side, ZeroContext
 from kvgen.emit.stages import Staging
 from kvgen.layout import Layout, Scale
-from kvgen.lower import SLOT_NUMBER, coalesce
+from kvgen.lower import SLOT_NUMBER, coalesce, planes
 from kvgen.plan import Copy, Fill, Plan, View
 from kvgen.quant import MODES
 from kvgen.schedule import Schedule, Tile, padded_side, schedule
@@ -209,7 +209,7 @@ class Builder(Staging):
 
     def _copy(self, copy: Copy, tile: Tile) -> CopyContext:
         rank = len(tile.order)
-        cache, dense = self.plan.cache_view(copy), self.plan.dense_view(copy)
+        cache, dense = planes(self.plan.cache_view(copy))[0], self.plan.dense_view(copy)
         variables, bounds = self._row_variables(copy, tile)
         token = subscript(variables["token"].position, rank)
         gather = self.plan.kind == "gather"
@@ -234,6 +234,8 @@ class Builder(Staging):
             cache_masks=masks,
             packed=False,
             pack=None,
+            planed=False,
+            planes=(),
             dense=self._side(dense, copy.stream, variables, rank, value_type),
             cache=side,
             mask_definition=named,
@@ -279,8 +281,19 @@ class Builder(Staging):
         guards = [f"valid{subscript(variables['token'].position, rank)}"] if self.tiled else []
         _, masks = self._masks(copy.stream, guards, guards, bounds, named=False)
         seen = variables | {"dim": Variable(name, rank - 1)}
-        found = self._side(repack(view), copy.stream, seen, rank, word_type(view.itemsize), dims=extent // per)
-        return replace(context, cache=found, cache_masks=masks, packed=True, pack=build_pack(view, tile))
+        first, *others = (
+            self._side(repack(plane), copy.stream, seen, rank, word_type(view.itemsize), dims=extent // per)
+            for plane in planes(view)
+        )
+        return replace(
+            context,
+            cache=first,
+            cache_masks=masks,
+            packed=True,
+            pack=build_pack(view, tile),
+            planed=bool(others),
+            planes=tuple(PlaneContext(bit, side, masks) for bit, side in enumerate(others, 1)),
+        )
 
     def _scale(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> ScaleContext:
         """Where the scale lies and what it is made of."""
@@ -365,6 +378,7 @@ class Builder(Staging):
         route = f"{copy.stream} to {cache}" if self.plan.kind == "append" else f"{copy.stream} from {cache}"
         if encoding := self.layout.stream(copy.stream).encoding:
             route += f", {describe(encoding)}"
+        route += ", each bit for itself" if len(planes(self.plan.cache_view(copy))) > 1 else ""
         return f"{route}, in pieces: its rows are not aligned" if in_pieces else route
 
     def _fill(self, fill: Fill) -> FillContext:

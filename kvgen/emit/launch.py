@@ -317,7 +317,7 @@ def whole_name(layout: Layout, buffer: Buffer, digit: Digit) -> str | None:
     leaf = layout.leaf(leaves_of(buffer.place)[0])
     if layout.of_leaves and digit.axis == "dim":
         return None
-    if digit.div != 1 or digit.axis == "kv" or digit.size != extents_of(layout, leaf.name).get(digit.axis):
+    if digit.div != 1 or digit.axis in ("kv", "bit") or digit.size != extents_of(layout, leaf.name).get(digit.axis):
         return None
     if digit.axis == "slot":
         return block_size_name(layout)

@@ -212,6 +212,15 @@ class StagesContext:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaneContext:
+    """Where a bit of the codes lies, but the lowest, which are packed like those."""
+
+    bit: int
+    side: Side
+    masks: Masks
+
+
+@dataclass(frozen=True, slots=True)
 class CopyContext:
     """One stream's section of a kernel."""
 
@@ -238,6 +247,8 @@ class CopyContext:
     zero: ZeroContext | None
     packed: bool
     pack: PackContext | None
+    planed: bool  # whether every bit of the codes lies for itself; the side is that of the lowest then
+    planes: tuple[PlaneContext, ...]
     staged: bool
     stages: StagesContext | None
     rounds: bool  # whether what stages leave is stored as it comes, rounded to its type

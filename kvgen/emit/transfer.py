@@ -11,7 +11,7 @@ from kvgen.emit.encoding import casts
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.kernel import Builder
 from kvgen.emit.names import block_size_name, num_blocks_name
-from kvgen.emit.packing import PackContext, repack, word_type
+from kvgen.emit.packing import repack, word_type
 from kvgen.emit.sections import CopyContext, FillContext, Masks, Side
 from kvgen.layout import Layout, Leaf, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce
@@ -43,8 +43,8 @@ class Move:
     encoded: tuple[CopyContext, ...] = ()
     inside: str = ""
     rounded: str = ""
-    unpacked: tuple[PackContext, ...] = ()
-    packed: tuple[PackContext, ...] = ()
+    unpacked: tuple[CopyContext, ...] = ()
+    packed: tuple[CopyContext, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +216,12 @@ class Half(Builder):
         guards = [f"valid{subscript(variables['token'].position, len(tile.order))}"]
         return self._masks(name, guards, guards, bounds, named=False)[1]
 
-    def raw(self, copy: Copy, view: View, tile: Tile, value_type: str) -> tuple[Side, Masks, PackContext | None]:
-        """Addresses of a leaf's bytes, and under which conditions a lane has one."""
+    def raw(self, copy: Copy, view: View, tile: Tile, value_type: str) -> tuple[Side, Masks, CopyContext | None]:
+        """Addresses of a leaf's bytes, and under which conditions a lane has one; how codes are put together anew."""
         rank, leaf, name = len(tile.order), self.layout.leaf(copy.leaf), copy.stream
         if view.pack and not moves_bytes(copy):  # the other side puts other codes together
             found = self._copy(_half_copies(copy)[self.plan.kind == "append"], tile)
-            return found.cache, found.cache_masks, found.pack
+            return found.cache, found.cache_masks, found
         if copy.leaf == name and not view.pack:
             variables, bounds = self._variables(name, tile)
             side = self.run(self._side(view, name, variables, rank, value_type), copy, view, tile)
@@ -444,8 +444,8 @@ class _Builder:
             write=write,
             write_masks=_hinted(write_masks),
             raw=not packed,
-            unpacked=(unpacked,) if unpacked else (),
-            packed=(packed,) if packed else (),
+            unpacked=(replace(unpacked, stream=name),) if unpacked else (),
+            packed=(replace(packed, stream=name),) if packed else (),
         )
 
     def _value_type(self, copy: Copy) -> str:

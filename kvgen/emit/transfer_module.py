@@ -139,7 +139,7 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
 
 def _packings(transfer: Transfer, kernel: TransferKernel) -> tuple[Packing, ...]:
     """How those codes share bytes that are taken apart or put together."""
-    found = {pack.bits for move in kernel.coded for pack in (*move.unpacked, *move.packed)}
+    found = {c.pack.bits for move in kernel.coded for c in (*move.unpacked, *move.packed)}
     found |= {c.pack.bits for move in kernel.coded for c in (*move.decoded, *move.encoded) if c.pack}
     packs = {pack.bits: pack for layout in transfer.sides for pack in packings(layout)}
     return tuple(pack for bits, pack in sorted(packs.items()) if bits in found)

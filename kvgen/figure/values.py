@@ -6,7 +6,7 @@ from kvgen.amount import Amount
 from kvgen.figure import svg
 from kvgen.figure.svg import Drawing, line, rect, text, text_width
 from kvgen.layout import Holds, Layout, Pad
-from kvgen.picture import GAP, Level, codes_at
+from kvgen.picture import GAP, Level, bits_of, codes_at
 
 SKIP = 24
 """Pixels that stand for what is left out."""
@@ -37,7 +37,8 @@ def how_many(layout: Layout, content: Holds, run: Level | None, leaf: str) -> st
     what = "code" if layout.stream(layout.leaf(leaf).stream).scale and leaf == layout.leaf(leaf).stream else "value"
     if content.pack:
         room = "a byte" if content.itemsize == 1 else f"{content.itemsize} bytes"
-        return f"{count * content.pack.size} codes of {content.bits} bits, {content.pack.size} in {room}"
+        what = f"codes of {content.bits} bits" if content.bits > 1 else "bits of as many codes"
+        return f"{count * content.pack.size} {what}, {content.pack.size} in {room}"
     plural = "" if count.value == 1 else "s"
     return f"{count} {what}{plural} of {content.itemsize} byte{'s' * (content.itemsize > 1)}"
 
@@ -90,12 +91,12 @@ def _value(content: Holds, run: Level | None, base: int, index: int, x: int, wid
         where = text(x + width // 2, 31 if label else 24, _range(content, base, index), "byte", "middle")
         return [text(x + width // 2, 15, label, "label", "middle"), where] if label else [where]
     dims = codes_at(content, run, index)
-    bits, part = content.bits, width // len(dims)
+    part = width // len(dims)
     marks: list[str] = []
     for i, dim in enumerate(dims):
         middle = x + part * i + part // 2
         marks += [line(x + part * i, 0, x + part * i, 34, "half")] if i else []
-        where = f"{bits * i}–{bits * (i + 1) - 1}"
+        where = bits_of(content, i).replace(" ", "")
         name = f"dim {dim}" if text_width(f"dim {dim}", "label") < part else str(dim)
         marks.append(text(middle, 14, name, "label", "middle"))
         marks.append(text(middle, 29, f"bit {where}" if len(dims) == 2 else where, "bit", "middle"))

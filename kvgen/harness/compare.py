@@ -126,7 +126,7 @@ def describe(layout: Layout, pool: Pool, buffer: str, at: int, written: Written)
         number = axes.setdefault("block", 0) * pool.sizes.block_size + slot
         own = layout.leaf(leaf).stream in written.streams and axes.get("layer") in (None, written.layer)
         inside = number in written.slots and (own or written.pages)
-        names = ", ".join(f"{axis} {axes[axis]}" for axis in ("layer", "head", "dim", "byte") if axis in axes)
+        names = ", ".join(f"{axis} {axes[axis]}" for axis in ("layer", "head", "bit", "dim", "byte") if axis in axes)
         place = f"slot number {number} (block {axes['block']}, slot {axes['slot']}), {names}"
         where = f"{buffer}, stream {leaf}, {place}"
         if not inside:
