@@ -303,6 +303,7 @@ def test_plan_deals_heads_to_ranks() -> None:
     [
         (("mla", "paged_nhd"), "mla holds latent, rope, and paged_nhd key, value"),
         (("paged_nhd", "paged_nhd", "--dst-tp", 3), "8 heads cannot be dealt to 3 ranks evenly"),
+        (("nhd_head_shard",), "key is head 8 dim 128 at the source, and head 4 dim 128 at the destination"),
         (("indexer_planar", "indexer_planar", "--short", 0), None),
     ],
 )
@@ -310,6 +311,17 @@ def test_plan_refuses(arguments: tuple, words: str | None) -> None:
     result = kvgen("plan", *arguments)
     assert result.code == (1 if words else 2)
     assert words is None or f"error[KV716]: {words}" in result.err
+
+
+def test_a_transfer_has_two_layouts_to_plan_for() -> None:
+    """Those that it makes of others, and with the names of its arguments."""
+    facts = json.loads(kvgen("plan", "nhd_16_to_64", "--json").out)
+    assert [facts[side]["blocks"] for side in ("source", "destination")] == [4, 1]
+    first = facts["ranks"][0]["moves"][0]
+    assert (first["source"]["tensor"], first["destination"]["tensor"]) == ("src_key_cache", "dst_key_cache")
+    assert (first["bytes"], first["count"]) == (32768, 4)
+    one = kvgen("plan", "paged_nhd")
+    assert (one.code, one.err.splitlines()[0]) == (2, "error[KV701]: paged_nhd is one layout")
 
 
 def test_plan_needs_sizes_that_are_numbers(tmp_path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.common import one_layout
+from kvgen.cli.common import layout_path, one_layout
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import Layout
 
@@ -23,8 +23,12 @@ VERDICTS = {
 
 
 def plan(
-    source: Annotated[str, typer.Argument(help="The layout that tokens lie in: a file, or a shipped layout's name.")],
-    destination: Annotated[str, typer.Argument(help="The layout that they go to.")],
+    source: Annotated[
+        str, typer.Argument(help="The layout that tokens lie in: a file, or a shipped layout's name. Or a transfer.")
+    ],
+    destination: Annotated[
+        str | None, typer.Argument(help="The layout that they go to; a transfer has one of its own.")
+    ] = None,
     src_tp: Annotated[int, typer.Option(min=1, help="Ranks that the source's heads are dealt to.")] = 1,
     dst_tp: Annotated[int, typer.Option(min=1, help="Ranks that the destination's heads are dealt to.")] = 1,
     layers: Annotated[
@@ -37,13 +41,27 @@ def plan(
 
     Layouts have the heads of the whole model; a rank holds an even part of them, or one head that several ranks share.
     """
-    ours, theirs = (one_layout(name, "name two layouts") for name in (source, destination))
+    ours, theirs = _sides(source, destination)
     if layers is not None:
         ours, theirs = (_resized(layout, "layer", layers) for layout in (ours, theirs))
     _check(ours, theirs)
     found = _chunks(ours, theirs, src_tp, dst_tp)
     facts = _facts(ours, theirs, found, short)
     typer.echo(json.dumps(facts, indent=2) if as_json else "\n".join(_text(facts)))
+
+
+def _sides(source: str, destination: str | None) -> tuple[Layout, Layout]:
+    """Two layouts, or those of a transfer."""
+    if destination is not None:
+        ours, theirs = (one_layout(name, "name two layouts, or the transfer alone") for name in (source, destination))
+        return ours, theirs
+    from kvgen.documents import load
+    from kvgen.transfer import Transfer
+
+    found = load(layout_path(source))
+    if not isinstance(found, Transfer):
+        raise KvgenError(Diagnostic("KV701", f"{found.name} is one layout", hint="name another, or a transfer alone"))
+    return found.sides
 
 
 def _check(ours: Layout, theirs: Layout) -> None:
@@ -59,7 +77,8 @@ def _check(ours: Layout, theirs: Layout) -> None:
         other = theirs.stream(stream.name)
         if stream.axes != other.axes:
             sizes = [" ".join(f"{axis.name} {axis.extent}" for axis in s.axes) for s in (stream, other)]
-            _refuse(f"{stream.name} is {sizes[0]} in {ours.name}, and {sizes[1]} in {theirs.name}")
+            hint = "name layouts with the heads of the model; `--src-tp` and `--dst-tp` deal them to ranks"
+            _refuse(f"{stream.name} is {sizes[0]} at the source, and {sizes[1]} at the destination", hint)
     layers = [layout.layers and layout.layers.extent for layout in (ours, theirs)]
     if all(layers) and layers[0] != layers[1]:
         _refuse(f"{ours.name} has {layers[0]} layers, and {theirs.name} {layers[1]}")
