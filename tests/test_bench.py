@@ -15,7 +15,7 @@ import torch
 
 from kvgen import harness
 from kvgen.against import parse
-from kvgen.bench import compare, plot, results, rivals, run, table, timing
+from kvgen.bench import compare, markdown, plot, results, rivals, run, table, targets, timing
 from kvgen.bench.functions import FUNCTIONS
 from kvgen.bench.libraries import flashinfer, vllm
 from kvgen.bench.results import Row, Run, Timing
@@ -676,7 +676,7 @@ def test_a_table_has_times_rates_and_ratios(capsys):
 
 
 def test_markdown():
-    assert table.markdown(RUN, "append", ["mla", "paged_nhd"]) == (
+    assert markdown.markdown(RUN, "append", ["mla", "paged_nhd"]) == (
         "| append | 32 tokens | 32768 |\n"
         "|---|---|---|\n"
         "| mla | 1.51 | – |\n"
@@ -684,7 +684,7 @@ def test_markdown():
         "| – torch | 12.0 (×8.22) | 387 (×5.54) |\n"
         "| – flashinfer 0.6.18 | – | 73.9 (×1.06) |\n"
     )
-    assert table.host_markdown(RUN) == (
+    assert markdown.host_markdown(RUN) == (
         "| eager call | median, µs | range |\n"
         "|---|---|---|\n"
         "| append, kvgen | 9.50 | 9.40 – 9.70 |\n"
@@ -693,6 +693,79 @@ def test_markdown():
         "| gather, kvgen | 20.0 | 20.0 – 20.0 |\n"
         "| `slots.add_(0)` of torch | 6.50 | |\n"
     )
+
+
+def row(layout, function, tokens, nbytes, ours, **others):
+    """``ours`` is the device's time, and the host's behind it; of others the device's."""
+    device, host = ours if isinstance(ours, tuple) else (ours, None)
+    timings = [Timing("kvgen", device, host), *(Timing(n.replace("_", " "), t, None) for n, t in others.items())]
+    return Row(layout, function, tokens, nbytes, 8, tuple(timings))
+
+
+WIDE = replace(
+    RUN,
+    rows=(
+        row("paged_nhd", "append", 32, 262144, (1.5, 4.0), torch=6.0, flashinfer=2.25, copy=1.6),
+        row("paged_nhd", "append", 32768, 268435456, (70.0, 7.0), torch=300.0, flashinfer=69.0, copy=68.0),
+        row("nhd_fp8_tensor", "append", 32768, 201326592, (60.0, 5.0), torch=None, copy=51.0),
+        row("mla", "append", 32, 73728, (1.6, 5.0), torch=5.8, copy=1.5),
+        row("nhd_fused", "append", 32, 262144, (1.6, 5.0), torch=6.0, copy=1.6),
+        row("nhd_fused", "append_fused", 32, 278528, 2.08, torch=None, flashinfer=5.0, copy=1.6),
+        row("packed_hnd_fused", "append", 32, 262144, (1.5, 5.0), copy=1.6),
+        row("packed_hnd_fused", "append_fused", 32, 802816, 4.0, copy=1.6),
+        row("nhd_to_hnd", "transfer_blocks", 4096, 33554432, 20.0, torch=None, copy=17.0, **{"8_programs": 40.0}),
+        row("nhd_to_host", "transfer_blocks", 4096, 33554432, 320.0, torch=None, copy=300.0),
+    ),
+)
+
+
+def test_a_survey_has_the_best_rival_of_every_layout():
+    assert make_benchmarks.families(WIDE)["MLA and indexers"] == ["mla"]
+    text = markdown.survey(WIDE, "append", make_benchmarks.families(replace(WIDE, rows=WIDE.rows[:4])))
+    assert text == (
+        "| append | 32 tokens | 32768 | TB/s | of a copy | best rival |\n"
+        "|---|---|---|---|---|---|\n"
+        "| *keys and values as they come* | | | | | |\n"
+        "| paged_nhd | 1.50 ×1.50 | 70.0 ×0.99 | 3.83 | 97% | flashinfer |\n"
+        "| *fp8* | | | | | |\n"
+        "| nhd_fp8_tensor | – | 60.0 | 3.36 | 85% | – |\n"
+        "| *MLA and indexers* | | | | | |\n"
+        "| mla | 1.60 ×3.62 | – | 0.05 | 94% | torch |\n"
+    )
+
+
+def test_fused_appends_and_transfers_in_tables():
+    assert markdown.fused(WIDE) == (
+        "| append_fused | 32 tokens |\n|---|---|\n"
+        "| nhd_fused | 2.08 (0.13 TB/s, 3%) |\n"
+        "| – of its append | ×1.30 |\n"
+        "| – flashinfer 0.6.18 | 5.00 (×2.40) |\n"
+        "| packed_hnd_fused | 4.00 (0.20 TB/s, 5%) |\n"
+        "| – of its append | ×2.67 |\n"
+    )
+    assert markdown.transfers(WIDE) == (
+        "| transfer | 4096 tokens | 8 programs |\n|---|---|---|\n"
+        "| nhd_to_hnd | 1.68 TB/s (85%) | 0.839 TB/s (42%) |\n"
+        "| nhd_to_host | 0.105 TB/s (94%) | – |\n"
+    )
+
+
+def test_targets_are_judged_in_words():
+    assert list(targets.sentences(WIDE)) == [
+        "A prefill appends at 95% of the rate of a copy of as many bytes: met by 1 of 2, "
+        "missed by nhd_fp8_tensor (85% of 32768 tokens).",
+        "No append is behind what else does the same: met by 2 of 3, missed by paged_nhd (×0.99 of 32768 tokens).",
+        "A decode step's append takes 1.55 µs at most: met by 2 of 4, "
+        "missed by mla (1.60 of 32 tokens), nhd_fused (1.60 of 32 tokens).",
+        "Without a query, a fused append of a decode takes ×1.25 of the plain one at most: met by 0 of 1, "
+        "missed by nhd_fused (×1.30 of 32 tokens).",
+        "A transfer reaches 90% of the rate of a copy of as many bytes: met by 1 of 2, "
+        "missed by nhd_to_hnd (85% of 4096 tokens).",
+        "An eager append costs its caller 0.8 of `slots.add_(0)` at most: met by 4 of 5, "
+        "missed by paged_nhd (1.08 of 32768 tokens).",
+    ]
+    best = replace(WIDE, rows=WIDE.rows[:1])
+    assert next(targets.sentences(best)) == "No append is behind what else does the same: met by all 1."
 
 
 def test_pages_are_filled_between_their_marks(tmp_path):
@@ -747,7 +820,7 @@ def test_a_run_is_printed_and_written(folder, timed):
     assert "append         2  16,384      10.0   1.6       0%     4.00  20.0 ×2.00" in result.out
     written = results.from_json(Path("a/b.json").read_text(), "")
     assert [timing.name for timing in written.rows[0].timings] == [
-        *("kvgen", "torch", "tests.rivals:right", "tests.rivals:write")
+        *("kvgen", "torch", "copy", "tests.rivals:right", "tests.rivals:write")
     ]
     assert (written.pool_tokens, written.copy_rate, written.add_us) == (64, 4e12, 4.0)
     assert Path("a/b.svg").exists()
@@ -791,13 +864,12 @@ def test_transfers_have_a_reference_a_copy_and_caps(folder):
     lines = [" ".join(line.split()) for line in result.out.splitlines()[2:]]
     assert lines[:6] == [
         "nhd_to_fp8",
-        "function tokens bytes torch copy 2 programs",
-        "transfer 1 6,208 same bytes see below same bytes",
-        "transfer_blocks 1 6,208 same bytes see below same bytes",
-        "transfer 20 124,160 same bytes see below same bytes",
-        "transfer_blocks 20 124,160 same bytes see below same bytes",
+        "function tokens bytes torch 2 programs",
+        "transfer 1 6,208 same bytes same bytes",
+        "transfer_blocks 1 6,208 same bytes same bytes",
+        "transfer 20 124,160 same bytes same bytes",
+        "transfer_blocks 20 124,160 same bytes same bytes",
     ]
-    assert lines[6] == "transfer, copy, 1, 20 tokens: as many bytes, elsewhere"
     assert kvgen("tune", "nhd_to_hnd", "--dry-run").err.startswith("error[KV701]: nhd_to_hnd is a transfer and no")
 
 

@@ -4,9 +4,13 @@
 
 A page says where its tables stand, and what is in them; what is between such a pair of lines is replaced:
 
-    <!-- bench: append paged_nhd mla -->     times of a function, for these layouts (all if none are named)
-    <!-- bench: host -->                     what eager calls cost their caller
     <!-- bench: machine -->                  device, versions, date, rate of a copy
+    <!-- bench: targets -->                  which targets are met, and who misses them
+    <!-- bench: survey append -->            a function of all layouts by families, each beside its best rival
+    <!-- bench: append paged_nhd mla -->     a function of these layouts (all if none are named), and all rivals
+    <!-- bench: fused -->                    fused appends beside plain ones and chains
+    <!-- bench: transfers -->                transfers of whole blocks beside copies
+    <!-- bench: host -->                     what eager calls cost their caller
     <!-- end of bench -->
 """
 
@@ -17,10 +21,13 @@ import re
 import sys
 from pathlib import Path
 
-from kvgen.bench import table
+from kvgen.bench import markdown, table
 from kvgen.bench.plot import plot
 from kvgen.bench.results import Run, from_json
+from kvgen.bench.targets import sentences
 from kvgen.diagnostics import KvgenError, render_text
+from kvgen.layout import Layout
+from kvgen.resolve import load
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
@@ -35,12 +42,44 @@ def filled(page: str, run: Run) -> str:
 
 
 def _section(what: list[str], run: Run) -> str:
-    kind, *layouts = what
+    kind, *names = what
     if kind == "machine":
         return table.heading(run) + ".\n"
-    if kind == "host":
-        return table.host_markdown(run)
-    return table.markdown(run, kind, layouts)
+    if kind == "targets":
+        return "\n".join(f"* {sentence}" for sentence in sentences(run)) + "\n"
+    if kind == "survey":
+        return markdown.survey(run, names[0], families(run))
+    plain = {"host": markdown.host_markdown, "fused": markdown.fused, "transfers": markdown.transfers}
+    return plain[kind](run) if kind in plain else markdown.markdown(run, kind, names)
+
+
+def families(run: Run) -> dict[str, list[str]]:
+    """The layouts of a run that ship, by what they hold: as they come, in fp8, and so on."""
+    found: dict[str, list[str]] = {title: [] for title in FAMILIES}
+    for name in dict.fromkeys(row.layout for row in run.rows):
+        path = ROOT / "layouts" / f"{name}.yaml"
+        if path.is_file():
+            found[_family(load(path))].append(name)
+    return found
+
+
+FAMILIES = (
+    "keys and values as they come",
+    "fp8",
+    "int8 and int4",
+    "4-bit floats and shared exponents",
+    "codebooks",
+    "MLA and indexers",
+)
+
+
+def _family(layout: Layout) -> str:
+    if len(layout.streams) == 1 or any(stream.name == "latent" for stream in layout.streams):
+        return FAMILIES[-1]
+    modes = [stream.encoding.mode for stream in layout.streams if stream.encoding]
+    if not modes:
+        return FAMILIES[0]
+    return FAMILIES[{"fp8": 1, "int": 2, "nvf": 3, "mxf": 3, "tur": 4}[modes[-1][:3]]]
 
 
 def main(arguments: list[str]) -> int:

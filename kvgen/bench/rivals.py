@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import ModuleType
@@ -33,7 +33,6 @@ from kvgen.documents import Document
 from kvgen.layout import Layout
 
 Call = Callable[[], Any]
-Adapter = Callable[[Task | TransferTask], Call | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +52,17 @@ class Reference(Eager):
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """A call that does something else of the same size: timed, and not compared."""
+    """A call that does something else of the same size: not compared, and timed once for every ``size``.
 
-    call: Call
+    ``make`` makes tensors and call anew; ``cached`` says that a device's cache could hold the tensors.
+    """
 
-    def __call__(self) -> Any:
-        return self.call()
+    make: Callable[[], Call]
+    size: Hashable
+    cached: bool
+
+
+Adapter = Callable[[Task | TransferTask], Call | Yardstick | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +183,21 @@ def torch_indexing(task: Task | TransferTask) -> Call | None:
     return None
 
 
-def copy(task: Task | TransferTask) -> Call | None:
-    """Of a transfer: as many bytes from one tensor to another, which lie where the pools do."""
-    if not isinstance(task, TransferTask):
-        return None
-    source, target = (
-        torch.zeros(task.moved // 2, dtype=torch.uint8, device=side.device, pin_memory=side.pinned)
-        for side in task.sides
-    )
-    return Yardstick(lambda: target.copy_(source, non_blocking=True))
+def copy(task: Task | TransferTask) -> Yardstick:
+    """As many bytes from one tensor to another, which lie where the function's do."""
+    half = max(task.moved // 2, 1)
+    if isinstance(task, TransferTask):
+        places = [(side.device, side.pinned) for side in task.sides]
+    else:
+        places = [(task.slots.device.type, False)] * 2
+
+    def make() -> Call:
+        source, target = (
+            torch.zeros(half, dtype=torch.uint8, device=device, pin_memory=pinned) for device, pinned in places
+        )
+        return lambda: target.copy_(source, non_blocking=True)
+
+    return Yardstick(make, (half, *places), cached=not any(pinned for _, pinned in places))
 
 
 def torch_reference(task: Task | TransferTask) -> Call | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ class Plan:
     """What is measured: ``functions`` by name (None: all), numbers of tokens, who is compared, how large a pool is.
 
     ``cache_bytes``: the device's last-level cache, which inputs are not to stay in from one call to the next.
-    ``programs``: caps of grids that transfers are launched with besides their own.
+    ``programs``: caps of grids that transfers are launched with besides their own. ``measured`` are the times of
+    yardsticks so far, which are the same for all that have their size.
     """
 
     device: str
@@ -35,6 +36,7 @@ class Plan:
     pool_tokens: int
     cache_bytes: int
     programs: tuple[int, ...] = ()
+    measured: dict[Hashable, float] = field(default_factory=dict)
 
 
 def harness_findings(layout: Document, module: Any, plan: Plan) -> list[Diagnostic]:
@@ -64,41 +66,56 @@ def measure(layout: Document, module: Any, plan: Plan, clock: Clock | None) -> I
         sets = number_of_sets(min(moved.values()), plan.cache_bytes) if clock else 1
         tasks = scene.tasks(tokens, sets)
         for function in functions:
-            timings = _timings(scene, module, function, [task.of(function.name) for task in tasks], plan.rivals, clock)
+            timings = _timings(
+                scene, module, function, [task.of(function.name, moved[function.name]) for task in tasks], plan, clock
+            )
             yield Row(layout.name, function.name, tokens, moved[function.name], sets, tuple(timings))
 
 
 def _timings(
-    scene: Scene, module: Any, function: Function, tasks: Sequence[Task], rivals: Sequence[Rival], clock: Clock | None
+    scene: Scene, module: Any, function: Function, tasks: Sequence[Task], plan: Plan, clock: Clock | None
 ) -> Iterator[Timing]:
     if function.reads:
         fill_pool(scene, module, tasks)
     ours = [function.call(module, task) for task in tasks]
     expected = [x.clone(memory_format=torch.contiguous_format) for x in outcome(scene, function, tasks[0], ours[0])]
     yield _time(OURS, ours, clock)
-    for rival in rivals:
-        timing = _against(rival, scene, function, tasks, expected, clock)
+    for rival in plan.rivals:
+        timing = _against(rival, scene, function, tasks, expected, plan, clock)
         if timing is not None:
             yield timing
 
 
 def _against(
-    rival: Rival, scene: Scene, function: Function, tasks: Sequence[Task], expected: list[Tensor], clock: Clock | None
+    rival: Rival,
+    scene: Scene,
+    function: Function,
+    tasks: Sequence[Task],
+    expected: list[Tensor],
+    plan: Plan,
+    clock: Clock | None,
 ) -> Timing | None:
     """A rival's times, or why it has none; None where it does not do this at all."""
     try:
         first = rival.adapter(tasks[0])
         if first is None:
             return None
-        apart = isinstance(first, Yardstick)
-        if not apart and (found := difference(function, tasks[0], expected, outcome(scene, function, tasks[0], first))):
+        if isinstance(first, Yardstick):
+            return _beside(rival.name, first, len(tasks), plan, clock) if clock else None
+        if found := difference(function, tasks[0], expected, outcome(scene, function, tasks[0], first)):
             return Timing(rival.name, None, None, f"differs: {found}")
-        if apart and clock is None:
-            return Timing(rival.name, None, None, "as many bytes, elsewhere")
         return _time(rival.name, [first, *(rival.adapter(task) for task in tasks[1:])], clock)
     except Exception as error:  # somebody else's code may raise anything; the other rows are wanted all the same
         text = str(error).strip().splitlines()
         return Timing(rival.name, None, None, f"raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "))
+
+
+def _beside(name: str, yardstick: Yardstick, sets: int, plan: Plan, clock: Clock) -> Timing:
+    sets = sets if yardstick.cached else 1
+    size = name, yardstick.size, sets
+    if size not in plan.measured:
+        plan.measured[size] = clock.device_time([yardstick.make() for _ in range(sets)])
+    return Timing(name, plan.measured[size], None)
 
 
 def _time(name: str, calls: Sequence[Call], clock: Clock | None) -> Timing:

@@ -44,7 +44,8 @@ class Task:
     (int32), which are those of rows ``cu_seq_lens[r]`` to ``cu_seq_lens[r + 1]`` (int32). ``scales`` are the static
     ones that are arguments, by name; ``remap`` the table of a layout that has one; ``layer`` None without layers.
     ``pairs [n, 2]`` int64 are the blocks to copy and to overwrite, all distinct, as many as so many tokens fill.
-    ``fused`` is what ``append_fused`` takes besides, None where the layout has no such function.
+    ``fused`` is what ``append_fused`` takes besides, None where the layout has no such function. ``moved`` are the
+    bytes that the call reads and writes.
     """
 
     function: str
@@ -66,10 +67,11 @@ class Task:
     layer: int | None
     pairs: Tensor
     fused: Fused | None
+    moved: int = 0
 
-    def of(self, function: str) -> Task:
-        """The same tensors for another function."""
-        return replace(self, function=function)
+    def of(self, function: str, moved: int = 0) -> Task:
+        """The same tensors for another function, which reads and writes so many bytes."""
+        return replace(self, function=function, moved=moved)
 
 
 class Scene:

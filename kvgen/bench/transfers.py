@@ -87,7 +87,8 @@ class TransferTask:
 
     ``pools`` are the buffers of both sides as the function takes them, ``buffers`` the destination's by name, and by
     layer where each has its own; ``blocks`` and ``slots`` of source and
-    destination, int32 and int64; ``options`` what the call takes by name. It moves ``moved`` bytes.
+    destination, int32 and int64; ``options`` what the call takes by name. ``moved`` are the bytes that are read
+    and written.
     """
 
     function: str
@@ -99,12 +100,12 @@ class TransferTask:
     slots: tuple[Tensor, Tensor]
     scales: dict[str, Tensor]
     options: dict[str, Any]
-    moved: int
     fused: None = None
+    moved: int = 0
 
-    def of(self, function: str) -> TransferTask:
-        """The same tensors for another function."""
-        return replace(self, function=function)
+    def of(self, function: str, moved: int = 0) -> TransferTask:
+        """The same tensors for another function, which reads and writes so many bytes."""
+        return replace(self, function=function, moved=moved)
 
     def reference(self) -> None:
         """What the reference makes of it, worked out on one device."""
@@ -186,7 +187,6 @@ class TransferScene:
             lists,
             self.scales,
             self._options(),
-            transferred(self, tokens),
         )
 
     def _options(self) -> dict[str, Any]:
