@@ -12,7 +12,11 @@ Strides are read from the tensors, in elements, and may be larger than these.
 """
 
 import contextlib
+import ctypes
+import functools
 import math
+import re
+import struct
 
 import torch
 import triton
@@ -79,24 +83,9 @@ def append(latent, rope, cache, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _append_kept.latest
-    if not same(latent, rope, cache, slot_mapping):
-        launch = _append_kept.find(latent, rope, cache, slot_mapping)
-    if launch:
-        starts = latent_ptr, rope_ptr, cache_ptr, slot_mapping_ptr = (
-            latent.data_ptr(),
-            rope.data_ptr(),
-            cache.data_ptr(),
-            slot_mapping.data_ptr(),
-        )
-        if launch(latent_ptr | rope_ptr | cache_ptr | slot_mapping_ptr, starts):
-            return
-    _append_checked(latent, rope, cache, slot_mapping)
-
-
-def _append_checked(latent, rope, cache, slot_mapping):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (latent, rope, cache, slot_mapping)
+    tensors = (latent, rope, cache, slot_mapping)
+    if _append_kept.start(tensors):
+        return
     num_blocks = _size("cache", cache, 3, 0)
     device = cache.device
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
@@ -110,7 +99,7 @@ def _append_checked(latent, rope, cache, slot_mapping):
         numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0), rope.stride(0), tokens)
         with _on(device):
             compiled = _append_kernel[grid](latent, rope, cache, slot_mapping, *numbers, num_warps=8)
-        _append_kept.keep(given, compiled, grid, numbers)
+        _append_kept.keep(compiled, grid, numbers, tensors)
 
 
 def append_latent(latent, cache, slot_mapping):
@@ -122,19 +111,9 @@ def append_latent(latent, cache, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _append_latent_kept.latest
-    if not same(latent, cache, slot_mapping):
-        launch = _append_latent_kept.find(latent, cache, slot_mapping)
-    if launch:
-        starts = latent_ptr, cache_ptr, slot_mapping_ptr = latent.data_ptr(), cache.data_ptr(), slot_mapping.data_ptr()
-        if launch(latent_ptr | cache_ptr | slot_mapping_ptr, starts):
-            return
-    _append_latent_checked(latent, cache, slot_mapping)
-
-
-def _append_latent_checked(latent, cache, slot_mapping):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (latent, cache, slot_mapping)
+    tensors = (latent, cache, slot_mapping)
+    if _append_latent_kept.start(tensors):
+        return
     num_blocks = _size("cache", cache, 3, 0)
     device = cache.device
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
@@ -147,7 +126,7 @@ def _append_latent_checked(latent, cache, slot_mapping):
         numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0), tokens)
         with _on(device):
             compiled = _append_latent_kernel[grid](latent, cache, slot_mapping, *numbers, num_warps=8)
-        _append_latent_kept.keep(given, compiled, grid, numbers)
+        _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
 def append_rope(rope, cache, slot_mapping):
@@ -159,19 +138,9 @@ def append_rope(rope, cache, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _append_rope_kept.latest
-    if not same(rope, cache, slot_mapping):
-        launch = _append_rope_kept.find(rope, cache, slot_mapping)
-    if launch:
-        starts = rope_ptr, cache_ptr, slot_mapping_ptr = rope.data_ptr(), cache.data_ptr(), slot_mapping.data_ptr()
-        if launch(rope_ptr | cache_ptr | slot_mapping_ptr, starts):
-            return
-    _append_rope_checked(rope, cache, slot_mapping)
-
-
-def _append_rope_checked(rope, cache, slot_mapping):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (rope, cache, slot_mapping)
+    tensors = (rope, cache, slot_mapping)
+    if _append_rope_kept.start(tensors):
+        return
     num_blocks = _size("cache", cache, 3, 0)
     device = cache.device
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
@@ -184,7 +153,7 @@ def _append_rope_checked(rope, cache, slot_mapping):
         numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), rope.stride(0), tokens)
         with _on(device):
             compiled = _append_rope_kernel[grid](rope, cache, slot_mapping, *numbers, num_warps=2)
-        _append_rope_kept.keep(given, compiled, grid, numbers)
+        _append_rope_kept.keep(compiled, grid, numbers, tensors)
 
 
 def append_positions(latent, rope, cache, block_table, positions, request_ids=None):
@@ -198,6 +167,11 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    tensors = (latent, rope, cache, block_table, positions)
+    if request_ids is not None:
+        tensors += (request_ids,)
+    if _append_positions_kept.start(tensors, request_ids is None):
+        return
     num_blocks = _size("cache", cache, 3, 0)
     device = cache.device
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
@@ -210,26 +184,24 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (triton.cdiv(num_tokens, tokens),)
+        numbers = (
+            block_table.stride(0),
+            block_table.shape[1],
+            block_table.shape[0],
+            num_slots,
+            num_tokens,
+            cache.stride(0),
+            cache.stride(1),
+            latent.stride(0),
+            rope.stride(0),
+            tokens,
+        )
         with _on(device):
-            _append_positions_kernel[(triton.cdiv(num_tokens, tokens),)](
-                latent,
-                rope,
-                cache,
-                block_table,
-                positions,
-                request_ids,
-                block_table.stride(0),
-                block_table.shape[1],
-                block_table.shape[0],
-                num_slots,
-                num_tokens,
-                cache.stride(0),
-                cache.stride(1),
-                latent.stride(0),
-                rope.stride(0),
-                tokens,
-                num_warps=8,
+            compiled = _append_positions_kernel[grid](
+                latent, rope, cache, block_table, positions, request_ids, *numbers, num_warps=8
             )
+        _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
 
 def gather(cache, slots, *, out=None, zero_skipped=False):
@@ -241,37 +213,40 @@ def gather(cache, slots, *, out=None, zero_skipped=False):
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    num_blocks = _size("cache", cache, 3, 0)
-    device = cache.device
-    _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
-    num_tokens = _check_integers("slots", slots, device)
     if out is None:
-        zero_skipped = True
+        _tensor("cache", cache, 3, None)
+        num_tokens = _check_integers("slots", slots, None)
+        device, zero_skipped = cache.device, True
         latent_out = torch.empty((num_tokens, LATENT_DIM), dtype=cache.dtype, device=device)
         rope_out = torch.empty((num_tokens, ROPE_DIM), dtype=cache.dtype, device=device)
     else:
         latent_out, rope_out = _outs(out, 2)
+    tensors = (latent_out, rope_out, cache, slots)
+    if _gather_kept.start(tensors, zero_skipped):
+        return latent_out, rope_out
+    num_blocks = _size("cache", cache, 3, 0)
+    device = cache.device
+    _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
+    num_tokens = _check_integers("slots", slots, device)
     latent_out = _check_stream("latent_out", latent_out, num_tokens, (LATENT_DIM,), (cache.dtype,), device, exact=True)
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (cache.dtype,), device, exact=True)
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (triton.cdiv(num_tokens, tokens),)
+        numbers = (
+            num_slots,
+            num_tokens,
+            cache.stride(0),
+            cache.stride(1),
+            latent_out.stride(0),
+            rope_out.stride(0),
+            tokens,
+            zero_skipped,
+        )
         with _on(device):
-            _gather_kernel[(triton.cdiv(num_tokens, tokens),)](
-                latent_out,
-                rope_out,
-                cache,
-                slots,
-                num_slots,
-                num_tokens,
-                cache.stride(0),
-                cache.stride(1),
-                latent_out.stride(0),
-                rope_out.stride(0),
-                tokens,
-                zero_skipped,
-                num_warps=8,
-            )
+            compiled = _gather_kernel[grid](latent_out, rope_out, cache, slots, *numbers, num_warps=8)
+        _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, rope_out
 
 
@@ -288,6 +263,22 @@ def gather_paged(
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    if out is None:
+        _tensor("cache", cache, 3, None)
+        if total_tokens is None:
+            raise ValueError("gather_paged: give total_tokens or out, since the lengths lie on the device")
+        _check_whole("total_tokens", total_tokens, 0)
+        num_tokens = total_tokens
+        device, zero_skipped = cache.device, True
+        latent_out = torch.empty((num_tokens, LATENT_DIM), dtype=cache.dtype, device=device)
+        rope_out = torch.empty((num_tokens, ROPE_DIM), dtype=cache.dtype, device=device)
+    else:
+        latent_out, rope_out = _outs(out, 2)
+    tensors = (latent_out, rope_out, cache, block_table, seq_lens, cu_seq_lens)
+    if starts is not None:
+        tensors += (starts,)
+    if _gather_paged_kept.start(tensors, total_tokens, zero_skipped, starts is None):
+        return latent_out, rope_out
     num_blocks = _size("cache", cache, 3, 0)
     device = cache.device
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
@@ -296,48 +287,37 @@ def gather_paged(
     if starts is not None:
         _check_integers("starts", starts, device, num_requests)
     _check_table("block_table", block_table, device, num_requests)
-    if total_tokens is not None:
+    if total_tokens is None:
+        num_tokens = _size("out", latent_out, 2, 0)
+    else:
         _check_whole("total_tokens", total_tokens, 0)
         num_tokens = total_tokens
-    elif out is not None:
-        num_tokens = _size("out", _outs(out, 2)[0], 2, 0)
-    else:
-        raise ValueError("gather_paged: give total_tokens or out, since the lengths lie on the device")
-    if out is None:
-        zero_skipped = True
-        latent_out = torch.empty((num_tokens, LATENT_DIM), dtype=cache.dtype, device=device)
-        rope_out = torch.empty((num_tokens, ROPE_DIM), dtype=cache.dtype, device=device)
-    else:
-        latent_out, rope_out = _outs(out, 2)
     latent_out = _check_stream("latent_out", latent_out, num_tokens, (LATENT_DIM,), (cache.dtype,), device, exact=True)
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (cache.dtype,), device, exact=True)
     search_step = 1 << (num_requests + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (triton.cdiv(num_tokens, tokens),)
+        numbers = (
+            block_table.stride(0),
+            block_table.shape[1],
+            num_requests,
+            search_step,
+            num_slots,
+            num_tokens,
+            cache.stride(0),
+            cache.stride(1),
+            latent_out.stride(0),
+            rope_out.stride(0),
+            tokens,
+            zero_skipped,
+        )
         with _on(device):
-            _gather_paged_kernel[(triton.cdiv(num_tokens, tokens),)](
-                latent_out,
-                rope_out,
-                cache,
-                block_table,
-                seq_lens,
-                cu_seq_lens,
-                starts,
-                block_table.stride(0),
-                block_table.shape[1],
-                num_requests,
-                search_step,
-                num_slots,
-                num_tokens,
-                cache.stride(0),
-                cache.stride(1),
-                latent_out.stride(0),
-                rope_out.stride(0),
-                tokens,
-                zero_skipped,
-                num_warps=8,
+            compiled = _gather_paged_kernel[grid](
+                latent_out, rope_out, cache, block_table, seq_lens, cu_seq_lens, starts, *numbers, num_warps=8
             )
+        _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, rope_out
 
 
@@ -350,19 +330,9 @@ def copy_blocks(cache, pairs):
     may not be copied in the same call.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _copy_blocks_kept.latest
-    if not same(cache, pairs):
-        launch = _copy_blocks_kept.find(cache, pairs)
-    if launch:
-        starts = cache_ptr, pairs_ptr = cache.data_ptr(), pairs.data_ptr()
-        if launch(cache_ptr | pairs_ptr, starts):
-            return
-    _copy_blocks_checked(cache, pairs)
-
-
-def _copy_blocks_checked(cache, pairs):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (cache, pairs)
+    tensors = (cache, pairs)
+    if _copy_blocks_kept.start(tensors):
+        return
     num_blocks = _size("cache", cache, 3, 0)
     device = cache.device
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
@@ -374,7 +344,7 @@ def _copy_blocks_checked(cache, pairs):
         numbers = (pairs.stride(0), pairs.stride(1), num_blocks, programs, *cache_page)
         with _on(device):
             compiled = _copy_blocks_kernel[grid](cache, pairs, *numbers, num_warps=4)
-        _copy_blocks_kept.keep(given, compiled, grid, numbers)
+        _copy_blocks_kept.keep(compiled, grid, numbers, tensors)
 
 
 def zero_blocks(cache, blocks):
@@ -384,19 +354,9 @@ def zero_blocks(cache, blocks):
     Everything of a block, in all buffers; bytes that no value has stay.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _zero_blocks_kept.latest
-    if not same(cache, blocks):
-        launch = _zero_blocks_kept.find(cache, blocks)
-    if launch:
-        starts = cache_ptr, blocks_ptr = cache.data_ptr(), blocks.data_ptr()
-        if launch(cache_ptr | blocks_ptr, starts):
-            return
-    _zero_blocks_checked(cache, blocks)
-
-
-def _zero_blocks_checked(cache, blocks):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (cache, blocks)
+    tensors = (cache, blocks)
+    if _zero_blocks_kept.start(tensors):
+        return
     num_blocks = _size("cache", cache, 3, 0)
     device = cache.device
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
@@ -408,7 +368,7 @@ def _zero_blocks_checked(cache, blocks):
         numbers = (blocks.stride(0), num_blocks, programs, *cache_page)
         with _on(device):
             compiled = _zero_blocks_kernel[grid](cache, blocks, *numbers, num_warps=4)
-        _zero_blocks_kept.keep(given, compiled, grid, numbers)
+        _zero_blocks_kept.keep(compiled, grid, numbers, tensors)
 
 
 def gather_page_table(req_to_page, req_pool_indices, seq_lens, out, padding=-1):
@@ -419,6 +379,9 @@ def gather_page_table(req_to_page, req_pool_indices, seq_lens, out, padding=-1):
     index outside of req_to_page or an int32 that is too small would have held. req_pool_indices and seq_lens are [R];
     all are int32 or int64, tables with any strides.
     """
+    tensors = (out, req_to_page, req_pool_indices, seq_lens)
+    if _gather_page_table_kept.start(tensors, padding):
+        return out
     device = _check_page_table("req_to_page", req_to_page, None)
     num_requests = _check_integers("req_pool_indices", req_pool_indices, device)
     _check_integers("seq_lens", seq_lens, device, num_requests)
@@ -431,22 +394,21 @@ def gather_page_table(req_to_page, req_pool_indices, seq_lens, out, padding=-1):
     if not torch.iinfo(out.dtype).min <= padding <= torch.iinfo(out.dtype).max:
         raise ValueError(f"padding: expected what {out.dtype} holds, got {padding}")
     if out.numel() > 0:
+        grid = (out.shape[0], triton.cdiv(out.shape[1], 128))
+        numbers = (
+            out.stride(0),
+            out.stride(1),
+            req_to_page.stride(0),
+            req_to_page.stride(1),
+            num_requests,
+            req_to_page.shape[0],
+            req_to_page.shape[1],
+            out.shape[1],
+            padding,
+        )
         with _on(device):
-            _gather_page_table_kernel[(out.shape[0], triton.cdiv(out.shape[1], 128))](
-                out,
-                out.stride(0),
-                out.stride(1),
-                req_to_page,
-                req_to_page.stride(0),
-                req_to_page.stride(1),
-                req_pool_indices,
-                seq_lens,
-                num_requests,
-                req_to_page.shape[0],
-                req_to_page.shape[1],
-                out.shape[1],
-                padding,
-            )
+            compiled = _gather_page_table_kernel[grid](out, req_to_page, req_pool_indices, seq_lens, *numbers)
+        _gather_page_table_kept.keep(compiled, grid, numbers, tensors, padding)
     return out
 
 
@@ -460,7 +422,15 @@ def concat_mla_key(k_nope, k_rope, out=None):
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    num_tokens = _size("k_nope", k_nope, 3, 0) if out is None else _size("out", out, 3, 0)
+    if out is None:
+        _tensor("k_nope", k_nope, 3, None)
+        rope_dim = k_rope.shape[-1] if isinstance(k_rope, torch.Tensor) and k_rope.dim() > 0 else 0
+        shape = (*k_nope.shape[:2], k_nope.shape[2] + rope_dim)
+        out = torch.empty(shape, dtype=k_nope.dtype, device=k_nope.device)
+    tensors = (k_nope, k_rope, out)
+    if _concat_mla_key_kept.start(tensors):
+        return out
+    num_tokens = _size("out", out, 3, 0)
     _tensor("k_nope", k_nope, 3, None)
     _, num_heads, nope_dim = k_nope.shape
     rope_dim = k_rope.shape[-1] if isinstance(k_rope, torch.Tensor) and k_rope.dim() > 0 else 0
@@ -468,33 +438,32 @@ def concat_mla_key(k_nope, k_rope, out=None):
     k_nope = _check_stream("k_nope", k_nope, num_tokens, (num_heads, nope_dim), dtypes, device)
     k_rope = _check_stream("k_rope", k_rope, num_tokens, (rope_dim,), dtypes, device)
     shape = (num_heads, nope_dim + rope_dim)
-    if out is None:
-        out = torch.empty((num_tokens, *shape), dtype=k_nope.dtype, device=device)
     _check_stream("out", out, num_tokens, shape, (*dtypes, torch.float8_e4m3fn), device, exact=True)
     if out.numel() > 0:
         nope_side, rope_side = (1 << max(size - 1, 0).bit_length() for size in (nope_dim, rope_dim))
         # Heads of one program: so many that it has some 2048 values, and a token still takes several programs.
         tile = min(1 << (num_heads - 1).bit_length(), max(1, 2048 // max(nope_side, rope_side)))
+        grid = (num_tokens, triton.cdiv(num_heads, tile))
+        numbers = (
+            k_nope.stride(0),
+            k_nope.stride(1),
+            k_rope.stride(0),
+            out.stride(0),
+            out.stride(1),
+            num_heads,
+            nope_dim,
+            rope_dim,
+            nope_side,
+            rope_side,
+            tile,
+            _native(device),
+        )
+        target = out.view(torch.uint8) if out.dtype == torch.float8_e4m3fn else out
         with _on(device):
-            _concat_mla_key_kernel[(num_tokens, triton.cdiv(num_heads, tile))](
-                k_nope,
-                k_rope,
-                out.view(torch.uint8) if out.dtype == torch.float8_e4m3fn else out,
-                k_nope.stride(0),
-                k_nope.stride(1),
-                k_rope.stride(0),
-                out.stride(0),
-                out.stride(1),
-                num_heads,
-                nope_dim,
-                rope_dim,
-                nope_side,
-                rope_side,
-                tile,
-                _native(device),
-                num_warps=4,
-                enable_fp_fusion=False,
+            compiled = _concat_mla_key_kernel[grid](
+                k_nope, k_rope, target, *numbers, num_warps=4, enable_fp_fusion=False
             )
+        _concat_mla_key_kept.keep(compiled, grid, numbers, tensors)
     return out
 
 
@@ -512,14 +481,29 @@ def slot_mapping(
     T is the length of out, else num_tokens, else that of positions. -1 stands for padding, for what the table does not
     hold and for positions past its columns.
     """
-    device = _check_table("block_table", block_table, None)
-    if num_tokens is not None:
-        _check_whole("num_tokens", num_tokens, 0)
     if (positions is None) == (context_lens is None):
         raise ValueError("slot_mapping: give either positions or context_lens")
     if request_ids is not None and (query_start_loc is not None or positions is None):
         raise ValueError("slot_mapping: request_ids go with positions, and not with query_start_loc")
-    given = _check_integers("positions", positions, device) if context_lens is None else None
+    if num_tokens is not None:
+        _check_whole("num_tokens", num_tokens, 0)
+    if out is None:
+        device = _check_table("block_table", block_table, None)
+        if num_tokens is None and positions is not None:
+            num_tokens = _check_integers("positions", positions, device)
+        elif num_tokens is None and query_start_loc is None:
+            num_tokens = _check_integers("context_lens", context_lens, device)
+        elif num_tokens is None:
+            raise ValueError("slot_mapping: give num_tokens or out, since the number of tokens lies on the device")
+        out = torch.empty(num_tokens, dtype=torch.int64, device=device)
+    optional = (positions, context_lens, query_start_loc, request_ids)
+    tensors = (out, block_table, *(tensor for tensor in optional if tensor is not None))
+    absent = tuple(tensor is None for tensor in optional)
+    if _slot_mapping_kept.start(tensors, absent):
+        return out
+    device = _check_table("block_table", block_table, None)
+    num_out = _check_integers("out", out, device)
+    given = _check_integers("positions", positions, device) if context_lens is None else num_out
     num_requests = 0
     if query_start_loc is not None:
         num_requests = _check_integers("query_start_loc", query_start_loc, device) - 1
@@ -531,30 +515,20 @@ def slot_mapping(
         _check_integers("request_ids", request_ids, device, given)
     elif context_lens is not None:
         given = _check_integers("context_lens", context_lens, device)
-    if out is not None:
-        num_out = _check_integers("out", out, device)
-    elif num_tokens is not None or given is not None:
-        num_out = given if num_tokens is None else num_tokens
-        out = torch.empty(num_out, dtype=torch.int64, device=device)
-    else:
-        raise ValueError("slot_mapping: give num_tokens or out, since the number of tokens lies on the device")
     if num_out > 0:
+        grid = (triton.cdiv(num_out, 128),)
+        numbers = (
+            block_table.stride(0),
+            block_table.shape[1],
+            block_table.shape[0],
+            num_out,
+            given,
+            num_requests,
+            1 << (num_requests + 1).bit_length() - 1,
+        )
         with _on(device):
-            _slot_mapping_kernel[(triton.cdiv(num_out, 128),)](
-                out,
-                block_table,
-                block_table.stride(0),
-                block_table.shape[1],
-                block_table.shape[0],
-                positions,
-                context_lens,
-                query_start_loc,
-                request_ids,
-                num_out,
-                num_out if given is None else given,
-                num_requests,
-                1 << (num_requests + 1).bit_length() - 1,
-            )
+            compiled = _slot_mapping_kernel[grid](out, block_table, *optional, *numbers)
+        _slot_mapping_kept.keep(compiled, grid, numbers, tensors, absent)
     return out
 
 
@@ -1115,13 +1089,13 @@ def _page_start(ptr, at, OFFSET: tl.constexpr, WIDTH: tl.constexpr):
 )
 def _gather_page_table_kernel(
     out_ptr,
-    out_stride_row,
-    out_stride_column,
     req_to_page_ptr,
-    req_to_page_stride_row,
-    req_to_page_stride_column,
     req_pool_indices_ptr,
     seq_lens_ptr,
+    out_stride_row,
+    out_stride_column,
+    req_to_page_stride_row,
+    req_to_page_stride_column,
     num_requests,
     num_rows,
     num_columns,
@@ -1239,13 +1213,13 @@ def _request_of(token, starts_ptr, num_requests, search_step):
 def _slot_mapping_kernel(
     out_ptr,
     block_table_ptr,
-    block_table_stride,
-    num_columns,
-    num_rows,
     positions_ptr,
     context_lens_ptr,
     query_start_loc_ptr,
     request_ids_ptr,
+    block_table_stride,
+    num_columns,
+    num_rows,
     num_out,
     num_tokens,
     num_requests,
@@ -1530,33 +1504,46 @@ def _refuse_to_compile(**kernel):
     raise RuntimeError("a graph is being captured and the kernel is not compiled yet: call the function once before")
 
 
-def _never(*tensors):
-    return False
-
-
 class _Kept:
-    """The launches of one function that were checked once, by what its tensors are; the latest is looked at first."""
+    """The launches of one function that were checked once, by what its tensors and other arguments are."""
 
     def __init__(self):
-        self.latest = _never, None
+        self.latest = {}
         self.known = {}
 
-    def find(self, *tensors):
+    def start(self, tensors, *others, layer=None):
+        """Starts the launch that is kept for such tensors and other arguments; whether there is one that could be.
+
+        Tensors like the latest ones are known at once.
+        """
+        try:
+            same, launch = self.latest[others]
+        except (KeyError, TypeError):  # a TypeError is that of an argument which the checks refuse
+            return False
+        if not same(*tensors):
+            launch = self.find(tensors, others)
+        return launch is not None and launch(tensors, layer)
+
+    def find(self, tensors, others):
         """The launch kept for such tensors, which is the latest from now on."""
         try:
-            self.latest = self.known[tuple(map(_kind, tensors))]
+            kept = self.known[others, *map(_kind, tensors)]
         except (AttributeError, KeyError):
             return None
-        return self.latest[1]
+        self.latest[others] = kept
+        return kept[1]
 
-    def keep(self, tensors, compiled, grid, numbers, limit=0):
+    def keep(self, compiled, grid, numbers, tensors, *others, num_layers=0):
         """Keeps a launch, if it can be started directly."""
-        launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
-        if launch is None or any(t.data_ptr() % 16 for t in tensors):
+        if any(tensor.data_ptr() % 16 for tensor in tensors):
+            return
+        launch = _direct(compiled, tensors[0].get_device(), grid, numbers, len(tensors), num_layers)
+        if launch is None:
             return
         if len(self.known) >= 1024:
             self.known.clear()
-        self.latest = self.known[tuple(map(_kind, tensors))] = _same_as(tensors), launch
+            self.latest.clear()
+        self.latest[others] = self.known[others, *map(_kind, tensors)] = _same_as(tensors), launch
 
 
 def _kind(tensor):
@@ -1571,43 +1558,146 @@ def _same_as(tensors):
     return TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
 
 
-def _direct(compiled, device, grid, numbers, limit):
-    """Starts a compiled kernel at given addresses, past Triton's own look-up; None if it is unknown how.
+def _never(*tensors):
+    return False
 
-    It takes all bits that any address has, and the addresses, followed by the index of a layer where there is one. It
-    returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current device
-    or while somebody watches launches, which all go the long way.
-    """
-    runner = getattr(compiled, "run", None)
-    if type(runner).__name__ != "CudaLauncher" or runner.global_scratch_size or runner.profile_scratch_size:
+
+_start_in_c = """
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    int (*launch)(const void *, void *, void **, void **); /* cuLaunchKernelEx */
+    void *function;
+    uint64_t config[7]; /* CUlaunchConfig, the stream at its fifth word */
+    uint64_t arguments[128];
+} Plan;
+
+static PyObject *data_ptr;
+
+/* start(plan, stream, given): given are tensors, and numbers behind them, which are the kernel's first arguments. */
+static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    Plan plan;
+    void *parameters[128];
+    uint64_t bits = 0;
+    int failed;
+    Py_ssize_t size = PyBytes_GET_SIZE(args[0]);
+    memcpy(&plan, PyBytes_AS_STRING(args[0]), size);
+    plan.config[4] = PyLong_AsUnsignedLongLong(args[1]);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[2]); ++i) {
+        PyObject *given = PyTuple_GET_ITEM(args[2], i);
+        if (PyLong_Check(given)) {
+            plan.arguments[i] = PyLong_AsLongLong(given);
+            continue;
+        }
+        PyObject *address = PyObject_CallMethodNoArgs(given, data_ptr);
+        if (address == NULL)
+            return NULL;
+        plan.arguments[i] = PyLong_AsUnsignedLongLong(address);
+        bits |= plan.arguments[i] ? plan.arguments[i] : 1; /* nothing lies at 0 */
+        Py_DECREF(address);
+    }
+    if (PyErr_Occurred())
+        return NULL;
+    if (bits % 16) /* that none is odd is compiled in */
+        Py_RETURN_FALSE;
+    count = (size - offsetof(Plan, arguments)) / 8;
+    for (Py_ssize_t i = 0; i < count; ++i)
+        parameters[i] = &plan.arguments[i];
+    Py_BEGIN_ALLOW_THREADS
+    failed = plan.launch(plan.config, plan.function, parameters, NULL);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(!failed);
+}
+
+static PyMethodDef methods[] = {{"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, NULL}, {NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_start", NULL, -1, methods};
+
+PyMODINIT_FUNC PyInit__start(void)
+{
+    data_ptr = PyUnicode_InternFromString("data_ptr");
+    return data_ptr == NULL ? NULL : PyModule_Create(&module);
+}
+"""
+
+
+@functools.cache
+def _starter():
+    """Starts a kernel at the addresses of tensors; and the address of CUDA's function for it. None without a compiler."""
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+        start = triton.runtime.build.compile_module_from_src(src=_start_in_c, name="_start").start
+    except Exception:  # whatever keeps it from being built, Triton's own launches go on
         return None
-    start, function, metadata = runner.launch, compiled.function, compiled.packed_metadata
-    size, flags = (*grid, 1, 1)[:3], (function, runner.launch_cooperative_grid, runner.launch_pdl)
+    return start, ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _direct(compiled, device, grid, numbers, num_tensors, num_layers):
+    """Starts a compiled kernel for given tensors, past Triton's own look-up and launcher; None if it is unknown how.
+
+    It takes tensors, and the index of a layer where there are num_layers. It returns whether it did: not for addresses
+    that are no multiple of 16, an index of no layer, another current device, while somebody watches launches, or if the
+    driver refuses; these all go the long way.
+    """
+    if type(getattr(compiled, "run", None)).__name__ != "CudaLauncher" or _starter() is None:
+        return None
+    numbers = [
+        number for number, kind in zip(numbers, _kinds(compiled)[-len(numbers) :], strict=True) if kind != "constexpr"
+    ]
+    arguments = [0] * (num_tensors + (num_layers > 0)) + numbers + [0, 0]  # no scratch memory
+    if not _takes(compiled, arguments):
+        return None
+    start, function = _starter()
+    metadata, size = compiled.metadata, (*grid, 1, 1)[:3]
+    config = (*size, 32 * metadata.num_warps, 1, 1, metadata.shared, 0, 0, 0)
+    plan = struct.pack(f"=QQ7I4xQQI4x{len(arguments)}q", function, compiled.function, *config, *arguments)
     driver, hooks = triton.runtime.driver.active, triton.knobs.runtime
     stream_of = driver.get_current_stream
     current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
     entering, leaving = hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls
-    if hasattr(runner, "arg_annotations"):  # since Triton 3.7
-        nested = True
-        flags += (metadata, None, None, None, None, None, runner.arg_annotations, runner.kernel_signature)
-    else:
-        nested = False
-        flags += (None, None, metadata, None, None, None)
 
-    def launch(bits, arguments):
-        if bits & 15 or entering or leaving or current_device() != device:
+    def launch(tensors, layer):
+        if entering or leaving or current_device() != device:
             return False
-        if limit and not 0 <= arguments[-1] < limit:
-            return False
-        arguments += numbers
-        start(*size + (stream_of(device),) + flags + ((arguments,) if nested else arguments))
-        return True
+        if num_layers:
+            if type(layer) is not int or not 0 <= layer < num_layers:
+                return False
+            tensors += (layer,)
+        return start(plan, stream_of(device), tensors)
 
+    launch.kernel = compiled  # whose code is unloaded with it
     return launch
+
+
+def _kinds(compiled):
+    return list(compiled.src.signature.values())
+
+
+def _takes(compiled, arguments):
+    """Whether a compiled kernel takes such arguments, as its PTX has it, and needs nothing but them."""
+    metadata = compiled.metadata
+    if metadata.num_ctas != 1 or metadata.launch_cooperative_grid or metadata.launch_pdl:
+        return False
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        return False
+    kinds = [kind for kind in _kinds(compiled) if kind != "constexpr"] + ["*", "*"]
+    bits = ["64" if kind[0] == "*" else kind[1:] for kind in kinds]
+    head = compiled.asm["ptx"].partition(".entry")[2].partition(")")[0]
+    return len(arguments) == len(bits) <= 128 and re.findall(r"\.param \.[a-z](\d+)", head) == bits
 
 
 _append_kept = _Kept()
 _append_latent_kept = _Kept()
 _append_rope_kept = _Kept()
+_append_positions_kept = _Kept()
+_gather_kept = _Kept()
+_gather_paged_kept = _Kept()
 _copy_blocks_kept = _Kept()
 _zero_blocks_kept = _Kept()
+_gather_page_table_kept = _Kept()
+_concat_mla_key_kept = _Kept()
+_slot_mapping_kept = _Kept()

@@ -20,7 +20,11 @@ Strides are read from the tensors, in elements, and may be larger than these.
 """
 
 import contextlib
+import ctypes
+import functools
 import math
+import re
+import struct
 
 import torch
 import triton
@@ -140,44 +144,9 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _append_kept.latest
-    if not same(key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping):
-        launch = _append_kept.find(key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
-    if launch:
-        starts = (
-            key_ptr,
-            value_ptr,
-            key_cache_ptr,
-            value_cache_ptr,
-            key_scales_ptr,
-            value_scales_ptr,
-            slot_mapping_ptr,
-        ) = (
-            key.data_ptr(),
-            value.data_ptr(),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            key_scales.data_ptr(),
-            value_scales.data_ptr(),
-            slot_mapping.data_ptr(),
-        )
-        if launch(
-            key_ptr
-            | value_ptr
-            | key_cache_ptr
-            | value_cache_ptr
-            | key_scales_ptr
-            | value_scales_ptr
-            | slot_mapping_ptr,
-            starts,
-        ):
-            return
-    _append_checked(key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
-
-
-def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
+    tensors = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
+    if _append_kept.start(tensors):
+        return
     num_blocks = _size("key_cache", key_cache, 4, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
@@ -223,7 +192,7 @@ def _append_checked(key, value, key_cache, value_cache, key_scales, value_scales
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
-        _append_kept.keep(given, compiled, grid, numbers)
+        _append_kept.keep(compiled, grid, numbers, tensors)
 
 
 def append_key(key, key_cache, key_scales, slot_mapping):
@@ -235,24 +204,9 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _append_key_kept.latest
-    if not same(key, key_cache, key_scales, slot_mapping):
-        launch = _append_key_kept.find(key, key_cache, key_scales, slot_mapping)
-    if launch:
-        starts = key_ptr, key_cache_ptr, key_scales_ptr, slot_mapping_ptr = (
-            key.data_ptr(),
-            key_cache.data_ptr(),
-            key_scales.data_ptr(),
-            slot_mapping.data_ptr(),
-        )
-        if launch(key_ptr | key_cache_ptr | key_scales_ptr | slot_mapping_ptr, starts):
-            return
-    _append_key_checked(key, key_cache, key_scales, slot_mapping)
-
-
-def _append_key_checked(key, key_cache, key_scales, slot_mapping):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (key, key_cache, key_scales, slot_mapping)
+    tensors = (key, key_cache, key_scales, slot_mapping)
+    if _append_key_kept.start(tensors):
+        return
     num_blocks = _size("key_cache", key_cache, 4, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
@@ -283,7 +237,7 @@ def _append_key_checked(key, key_cache, key_scales, slot_mapping):
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
-        _append_key_kept.keep(given, compiled, grid, numbers)
+        _append_key_kept.keep(compiled, grid, numbers, tensors)
 
 
 def append_value(value, value_cache, value_scales, slot_mapping):
@@ -295,24 +249,9 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _append_value_kept.latest
-    if not same(value, value_cache, value_scales, slot_mapping):
-        launch = _append_value_kept.find(value, value_cache, value_scales, slot_mapping)
-    if launch:
-        starts = value_ptr, value_cache_ptr, value_scales_ptr, slot_mapping_ptr = (
-            value.data_ptr(),
-            value_cache.data_ptr(),
-            value_scales.data_ptr(),
-            slot_mapping.data_ptr(),
-        )
-        if launch(value_ptr | value_cache_ptr | value_scales_ptr | slot_mapping_ptr, starts):
-            return
-    _append_value_checked(value, value_cache, value_scales, slot_mapping)
-
-
-def _append_value_checked(value, value_cache, value_scales, slot_mapping):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (value, value_cache, value_scales, slot_mapping)
+    tensors = (value, value_cache, value_scales, slot_mapping)
+    if _append_value_kept.start(tensors):
+        return
     num_blocks = _size("value_cache", value_cache, 4, 0)
     device = value_cache.device
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
@@ -343,7 +282,7 @@ def _append_value_checked(value, value_cache, value_scales, slot_mapping):
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
-        _append_value_kept.keep(given, compiled, grid, numbers)
+        _append_value_kept.keep(compiled, grid, numbers, tensors)
 
 
 def append_positions(
@@ -359,6 +298,11 @@ def append_positions(
     nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    tensors = (key, value, key_cache, value_cache, key_scales, value_scales, block_table, positions)
+    if request_ids is not None:
+        tensors += (request_ids,)
+    if _append_positions_kept.start(tensors, request_ids is None):
+        return
     num_blocks = _size("key_cache", key_cache, 4, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
@@ -376,8 +320,29 @@ def append_positions(
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (num_tokens,)
+        numbers = (
+            block_table.stride(0),
+            block_table.shape[1],
+            block_table.shape[0],
+            num_slots,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
+            key.stride(0),
+            key.stride(1),
+            key_scales.stride(0),
+            key_scales.stride(1),
+            value_cache.stride(0),
+            value_cache.stride(1),
+            value_cache.stride(2),
+            value.stride(0),
+            value.stride(1),
+            value_scales.stride(0),
+            value_scales.stride(1),
+        )
         with _on(device):
-            _append_positions_kernel[(num_tokens,)](
+            compiled = _append_positions_kernel[grid](
                 key,
                 value,
                 key_cache.view(torch.uint8),
@@ -387,27 +352,11 @@ def append_positions(
                 block_table,
                 positions,
                 request_ids,
-                block_table.stride(0),
-                block_table.shape[1],
-                block_table.shape[0],
-                num_slots,
-                key_cache.stride(0),
-                key_cache.stride(1),
-                key_cache.stride(2),
-                key.stride(0),
-                key.stride(1),
-                key_scales.stride(0),
-                key_scales.stride(1),
-                value_cache.stride(0),
-                value_cache.stride(1),
-                value_cache.stride(2),
-                value.stride(0),
-                value.stride(1),
-                value_scales.stride(0),
-                value_scales.stride(1),
+                *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
+        _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
 
 def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=None, out=None, zero_skipped=False):
@@ -420,6 +369,17 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    if out is None:
+        _tensor("key_cache", key_cache, 4, None)
+        num_tokens = _check_integers("slots", slots, None)
+        device, zero_skipped = key_cache.device, True
+        key_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16, device=device)
+        value_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16, device=device)
+    else:
+        key_out, value_out = _outs(out, 2)
+    tensors = (key_out, value_out, key_cache, value_cache, key_scales, value_scales, slots)
+    if _gather_kept.start(tensors, zero_skipped):
+        return key_out, value_out
     num_blocks = _size("key_cache", key_cache, 4, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
@@ -427,12 +387,6 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
     _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
     num_tokens = _check_integers("slots", slots, device)
-    if out is None:
-        zero_skipped = True
-        key_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16, device=device)
-        value_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16, device=device)
-    else:
-        key_out, value_out = _outs(out, 2)
     _check_stream(
         "key_out",
         key_out,
@@ -453,8 +407,28 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
     )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (num_tokens,)
+        numbers = (
+            num_slots,
+            num_tokens,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
+            key_out.stride(0),
+            key_out.stride(1),
+            key_scales.stride(0),
+            key_scales.stride(1),
+            value_cache.stride(0),
+            value_cache.stride(1),
+            value_cache.stride(2),
+            value_out.stride(0),
+            value_out.stride(1),
+            value_scales.stride(0),
+            value_scales.stride(1),
+            zero_skipped,
+        )
         with _on(device):
-            _gather_kernel[(num_tokens,)](
+            compiled = _gather_kernel[grid](
                 key_out,
                 value_out,
                 key_cache.view(torch.uint8),
@@ -462,26 +436,11 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
                 key_scales,
                 value_scales,
                 slots,
-                num_slots,
-                num_tokens,
-                key_cache.stride(0),
-                key_cache.stride(1),
-                key_cache.stride(2),
-                key_out.stride(0),
-                key_out.stride(1),
-                key_scales.stride(0),
-                key_scales.stride(1),
-                value_cache.stride(0),
-                value_cache.stride(1),
-                value_cache.stride(2),
-                value_out.stride(0),
-                value_out.stride(1),
-                value_scales.stride(0),
-                value_scales.stride(1),
-                zero_skipped,
+                *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
+        _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
 
 
@@ -511,6 +470,22 @@ def gather_paged(
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    if out is None:
+        _tensor("key_cache", key_cache, 4, None)
+        if total_tokens is None:
+            raise ValueError("gather_paged: give total_tokens or out, since the lengths lie on the device")
+        _check_whole("total_tokens", total_tokens, 0)
+        num_tokens = total_tokens
+        device, zero_skipped = key_cache.device, True
+        key_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16, device=device)
+        value_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16, device=device)
+    else:
+        key_out, value_out = _outs(out, 2)
+    tensors = (key_out, value_out, key_cache, value_cache, key_scales, value_scales, block_table, seq_lens, cu_seq_lens)
+    if starts is not None:
+        tensors += (starts,)
+    if _gather_paged_kept.start(tensors, total_tokens, zero_skipped, starts is None):
+        return key_out, value_out
     num_blocks = _size("key_cache", key_cache, 4, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
@@ -522,19 +497,11 @@ def gather_paged(
     if starts is not None:
         _check_integers("starts", starts, device, num_requests)
     _check_table("block_table", block_table, device, num_requests)
-    if total_tokens is not None:
+    if total_tokens is None:
+        num_tokens = _size("out", key_out, 3, 0)
+    else:
         _check_whole("total_tokens", total_tokens, 0)
         num_tokens = total_tokens
-    elif out is not None:
-        num_tokens = _size("out", _outs(out, 2)[0], 3, 0)
-    else:
-        raise ValueError("gather_paged: give total_tokens or out, since the lengths lie on the device")
-    if out is None:
-        zero_skipped = True
-        key_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16, device=device)
-        value_out = torch.empty((num_tokens, NUM_HEADS, HEAD_DIM), dtype=dtype or torch.bfloat16, device=device)
-    else:
-        key_out, value_out = _outs(out, 2)
     _check_stream(
         "key_out",
         key_out,
@@ -556,8 +523,32 @@ def gather_paged(
     search_step = 1 << (num_requests + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (num_tokens,)
+        numbers = (
+            block_table.stride(0),
+            block_table.shape[1],
+            num_requests,
+            search_step,
+            num_slots,
+            num_tokens,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
+            key_out.stride(0),
+            key_out.stride(1),
+            key_scales.stride(0),
+            key_scales.stride(1),
+            value_cache.stride(0),
+            value_cache.stride(1),
+            value_cache.stride(2),
+            value_out.stride(0),
+            value_out.stride(1),
+            value_scales.stride(0),
+            value_scales.stride(1),
+            zero_skipped,
+        )
         with _on(device):
-            _gather_paged_kernel[(num_tokens,)](
+            compiled = _gather_paged_kernel[grid](
                 key_out,
                 value_out,
                 key_cache.view(torch.uint8),
@@ -568,30 +559,11 @@ def gather_paged(
                 seq_lens,
                 cu_seq_lens,
                 starts,
-                block_table.stride(0),
-                block_table.shape[1],
-                num_requests,
-                search_step,
-                num_slots,
-                num_tokens,
-                key_cache.stride(0),
-                key_cache.stride(1),
-                key_cache.stride(2),
-                key_out.stride(0),
-                key_out.stride(1),
-                key_scales.stride(0),
-                key_scales.stride(1),
-                value_cache.stride(0),
-                value_cache.stride(1),
-                value_cache.stride(2),
-                value_out.stride(0),
-                value_out.stride(1),
-                value_scales.stride(0),
-                value_scales.stride(1),
-                zero_skipped,
+                *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
+        _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
 
 
@@ -609,6 +581,32 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    if out is None:
+        _tensor("key_cache", key_cache, 4, None)
+        _tensor("value_cache", value_cache, 4, None)
+        _tensor("key_scales", key_scales, 3, None)
+        _tensor("value_scales", value_scales, 3, None)
+        num_tokens = _check_integers("slots", slots, None)
+        device, zero_skipped = key_cache.device, True
+        key_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=key_cache.dtype, device=device)
+        key_scale_out = torch.empty((num_tokens, NUM_HEADS, 1), dtype=key_scales.dtype, device=device)
+        value_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=value_cache.dtype, device=device)
+        value_scale_out = torch.empty((num_tokens, NUM_HEADS, 1), dtype=value_scales.dtype, device=device)
+    else:
+        key_out, key_scale_out, value_out, value_scale_out = _outs(out, 4)
+    tensors = (
+        key_out,
+        key_scale_out,
+        value_out,
+        value_scale_out,
+        key_cache,
+        value_cache,
+        key_scales,
+        value_scales,
+        slots,
+    )
+    if _gather_codes_kept.start(tensors, zero_skipped):
+        return key_out, key_scale_out, value_out, value_scale_out
     num_blocks = _size("key_cache", key_cache, 4, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 128), (torch.int8,), 1, device)
@@ -616,14 +614,6 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
     num_tokens = _check_integers("slots", slots, device)
-    if out is None:
-        zero_skipped = True
-        key_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=key_cache.dtype, device=device)
-        key_scale_out = torch.empty((num_tokens, NUM_HEADS, 1), dtype=key_scales.dtype, device=device)
-        value_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=value_cache.dtype, device=device)
-        value_scale_out = torch.empty((num_tokens, NUM_HEADS, 1), dtype=value_scales.dtype, device=device)
-    else:
-        key_out, key_scale_out, value_out, value_scale_out = _outs(out, 4)
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, 128), (key_cache.dtype,), device, exact=True)
     _check_stream("key_scale_out", key_scale_out, num_tokens, (NUM_HEADS, 1), (key_scales.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, 128), (value_cache.dtype,), device, exact=True)
@@ -632,8 +622,32 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
+        grid = (num_tokens,)
+        numbers = (
+            num_slots,
+            num_tokens,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
+            key_out.stride(0),
+            key_out.stride(1),
+            key_scales.stride(0),
+            key_scales.stride(1),
+            key_scale_out.stride(0),
+            key_scale_out.stride(1),
+            value_cache.stride(0),
+            value_cache.stride(1),
+            value_cache.stride(2),
+            value_out.stride(0),
+            value_out.stride(1),
+            value_scales.stride(0),
+            value_scales.stride(1),
+            value_scale_out.stride(0),
+            value_scale_out.stride(1),
+            zero_skipped,
+        )
         with _on(device):
-            _gather_codes_kernel[(num_tokens,)](
+            compiled = _gather_codes_kernel[grid](
                 key_out.view(torch.uint8),
                 key_scale_out,
                 value_out.view(torch.uint8),
@@ -643,29 +657,10 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 key_scales,
                 value_scales,
                 slots,
-                num_slots,
-                num_tokens,
-                key_cache.stride(0),
-                key_cache.stride(1),
-                key_cache.stride(2),
-                key_out.stride(0),
-                key_out.stride(1),
-                key_scales.stride(0),
-                key_scales.stride(1),
-                key_scale_out.stride(0),
-                key_scale_out.stride(1),
-                value_cache.stride(0),
-                value_cache.stride(1),
-                value_cache.stride(2),
-                value_out.stride(0),
-                value_out.stride(1),
-                value_scales.stride(0),
-                value_scales.stride(1),
-                value_scale_out.stride(0),
-                value_scale_out.stride(1),
-                zero_skipped,
+                *numbers,
                 num_warps=4,
             )
+        _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
 
 
@@ -678,25 +673,9 @@ def copy_blocks(key_cache, value_cache, key_scales, value_scales, pairs):
     may not be copied in the same call.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _copy_blocks_kept.latest
-    if not same(key_cache, value_cache, key_scales, value_scales, pairs):
-        launch = _copy_blocks_kept.find(key_cache, value_cache, key_scales, value_scales, pairs)
-    if launch:
-        starts = key_cache_ptr, value_cache_ptr, key_scales_ptr, value_scales_ptr, pairs_ptr = (
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            key_scales.data_ptr(),
-            value_scales.data_ptr(),
-            pairs.data_ptr(),
-        )
-        if launch(key_cache_ptr | value_cache_ptr | key_scales_ptr | value_scales_ptr | pairs_ptr, starts):
-            return
-    _copy_blocks_checked(key_cache, value_cache, key_scales, value_scales, pairs)
-
-
-def _copy_blocks_checked(key_cache, value_cache, key_scales, value_scales, pairs):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (key_cache, value_cache, key_scales, value_scales, pairs)
+    tensors = (key_cache, value_cache, key_scales, value_scales, pairs)
+    if _copy_blocks_kept.start(tensors):
+        return
     num_blocks = _size("key_cache", key_cache, 4, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
@@ -740,7 +719,7 @@ def _copy_blocks_checked(key_cache, value_cache, key_scales, value_scales, pairs
                 *numbers,
                 num_warps=4,
             )
-        _copy_blocks_kept.keep(given, compiled, grid, numbers)
+        _copy_blocks_kept.keep(compiled, grid, numbers, tensors)
 
 
 def zero_blocks(key_cache, value_cache, key_scales, value_scales, blocks):
@@ -750,25 +729,9 @@ def zero_blocks(key_cache, value_cache, key_scales, value_scales, blocks):
     Everything of a block: codes, scales and zeros of all buffers, and padding that is filled.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
-    same, launch = _zero_blocks_kept.latest
-    if not same(key_cache, value_cache, key_scales, value_scales, blocks):
-        launch = _zero_blocks_kept.find(key_cache, value_cache, key_scales, value_scales, blocks)
-    if launch:
-        starts = key_cache_ptr, value_cache_ptr, key_scales_ptr, value_scales_ptr, blocks_ptr = (
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            key_scales.data_ptr(),
-            value_scales.data_ptr(),
-            blocks.data_ptr(),
-        )
-        if launch(key_cache_ptr | value_cache_ptr | key_scales_ptr | value_scales_ptr | blocks_ptr, starts):
-            return
-    _zero_blocks_checked(key_cache, value_cache, key_scales, value_scales, blocks)
-
-
-def _zero_blocks_checked(key_cache, value_cache, key_scales, value_scales, blocks):
-    """Checks all tensors, launches, and keeps the launch for tensors of the same shapes, strides and types."""
-    given = (key_cache, value_cache, key_scales, value_scales, blocks)
+    tensors = (key_cache, value_cache, key_scales, value_scales, blocks)
+    if _zero_blocks_kept.start(tensors):
+        return
     num_blocks = _size("key_cache", key_cache, 4, 0)
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
@@ -811,7 +774,7 @@ def _zero_blocks_checked(key_cache, value_cache, key_scales, value_scales, block
                 *numbers,
                 num_warps=4,
             )
-        _zero_blocks_kept.keep(given, compiled, grid, numbers)
+        _zero_blocks_kept.keep(compiled, grid, numbers, tensors)
 
 
 def gather_page_table(req_to_page, req_pool_indices, seq_lens, out, padding=-1):
@@ -822,6 +785,9 @@ def gather_page_table(req_to_page, req_pool_indices, seq_lens, out, padding=-1):
     index outside of req_to_page or an int32 that is too small would have held. req_pool_indices and seq_lens are [R];
     all are int32 or int64, tables with any strides.
     """
+    tensors = (out, req_to_page, req_pool_indices, seq_lens)
+    if _gather_page_table_kept.start(tensors, padding):
+        return out
     device = _check_page_table("req_to_page", req_to_page, None)
     num_requests = _check_integers("req_pool_indices", req_pool_indices, device)
     _check_integers("seq_lens", seq_lens, device, num_requests)
@@ -834,22 +800,21 @@ def gather_page_table(req_to_page, req_pool_indices, seq_lens, out, padding=-1):
     if not torch.iinfo(out.dtype).min <= padding <= torch.iinfo(out.dtype).max:
         raise ValueError(f"padding: expected what {out.dtype} holds, got {padding}")
     if out.numel() > 0:
+        grid = (out.shape[0], triton.cdiv(out.shape[1], 128))
+        numbers = (
+            out.stride(0),
+            out.stride(1),
+            req_to_page.stride(0),
+            req_to_page.stride(1),
+            num_requests,
+            req_to_page.shape[0],
+            req_to_page.shape[1],
+            out.shape[1],
+            padding,
+        )
         with _on(device):
-            _gather_page_table_kernel[(out.shape[0], triton.cdiv(out.shape[1], 128))](
-                out,
-                out.stride(0),
-                out.stride(1),
-                req_to_page,
-                req_to_page.stride(0),
-                req_to_page.stride(1),
-                req_pool_indices,
-                seq_lens,
-                num_requests,
-                req_to_page.shape[0],
-                req_to_page.shape[1],
-                out.shape[1],
-                padding,
-            )
+            compiled = _gather_page_table_kernel[grid](out, req_to_page, req_pool_indices, seq_lens, *numbers)
+        _gather_page_table_kept.keep(compiled, grid, numbers, tensors, padding)
     return out
 
 
@@ -867,14 +832,29 @@ def slot_mapping(
     T is the length of out, else num_tokens, else that of positions. -1 stands for padding, for what the table does not
     hold and for positions past its columns.
     """
-    device = _check_table("block_table", block_table, None)
-    if num_tokens is not None:
-        _check_whole("num_tokens", num_tokens, 0)
     if (positions is None) == (context_lens is None):
         raise ValueError("slot_mapping: give either positions or context_lens")
     if request_ids is not None and (query_start_loc is not None or positions is None):
         raise ValueError("slot_mapping: request_ids go with positions, and not with query_start_loc")
-    given = _check_integers("positions", positions, device) if context_lens is None else None
+    if num_tokens is not None:
+        _check_whole("num_tokens", num_tokens, 0)
+    if out is None:
+        device = _check_table("block_table", block_table, None)
+        if num_tokens is None and positions is not None:
+            num_tokens = _check_integers("positions", positions, device)
+        elif num_tokens is None and query_start_loc is None:
+            num_tokens = _check_integers("context_lens", context_lens, device)
+        elif num_tokens is None:
+            raise ValueError("slot_mapping: give num_tokens or out, since the number of tokens lies on the device")
+        out = torch.empty(num_tokens, dtype=torch.int64, device=device)
+    optional = (positions, context_lens, query_start_loc, request_ids)
+    tensors = (out, block_table, *(tensor for tensor in optional if tensor is not None))
+    absent = tuple(tensor is None for tensor in optional)
+    if _slot_mapping_kept.start(tensors, absent):
+        return out
+    device = _check_table("block_table", block_table, None)
+    num_out = _check_integers("out", out, device)
+    given = _check_integers("positions", positions, device) if context_lens is None else num_out
     num_requests = 0
     if query_start_loc is not None:
         num_requests = _check_integers("query_start_loc", query_start_loc, device) - 1
@@ -886,30 +866,20 @@ def slot_mapping(
         _check_integers("request_ids", request_ids, device, given)
     elif context_lens is not None:
         given = _check_integers("context_lens", context_lens, device)
-    if out is not None:
-        num_out = _check_integers("out", out, device)
-    elif num_tokens is not None or given is not None:
-        num_out = given if num_tokens is None else num_tokens
-        out = torch.empty(num_out, dtype=torch.int64, device=device)
-    else:
-        raise ValueError("slot_mapping: give num_tokens or out, since the number of tokens lies on the device")
     if num_out > 0:
+        grid = (triton.cdiv(num_out, 128),)
+        numbers = (
+            block_table.stride(0),
+            block_table.shape[1],
+            block_table.shape[0],
+            num_out,
+            given,
+            num_requests,
+            1 << (num_requests + 1).bit_length() - 1,
+        )
         with _on(device):
-            _slot_mapping_kernel[(triton.cdiv(num_out, 128),)](
-                out,
-                block_table,
-                block_table.stride(0),
-                block_table.shape[1],
-                block_table.shape[0],
-                positions,
-                context_lens,
-                query_start_loc,
-                request_ids,
-                num_out,
-                num_out if given is None else given,
-                num_requests,
-                1 << (num_requests + 1).bit_length() - 1,
-            )
+            compiled = _slot_mapping_kernel[grid](out, block_table, *optional, *numbers)
+        _slot_mapping_kept.keep(compiled, grid, numbers, tensors, absent)
     return out
 
 
@@ -2044,13 +2014,13 @@ def _page_start(ptr, at, OFFSET: tl.constexpr, WIDTH: tl.constexpr):
 )
 def _gather_page_table_kernel(
     out_ptr,
-    out_stride_row,
-    out_stride_column,
     req_to_page_ptr,
-    req_to_page_stride_row,
-    req_to_page_stride_column,
     req_pool_indices_ptr,
     seq_lens_ptr,
+    out_stride_row,
+    out_stride_column,
+    req_to_page_stride_row,
+    req_to_page_stride_column,
     num_requests,
     num_rows,
     num_columns,
@@ -2119,13 +2089,13 @@ def _request_of(token, starts_ptr, num_requests, search_step):
 def _slot_mapping_kernel(
     out_ptr,
     block_table_ptr,
-    block_table_stride,
-    num_columns,
-    num_rows,
     positions_ptr,
     context_lens_ptr,
     query_start_loc_ptr,
     request_ids_ptr,
+    block_table_stride,
+    num_columns,
+    num_rows,
     num_out,
     num_tokens,
     num_requests,
@@ -2443,33 +2413,46 @@ def _refuse_to_compile(**kernel):
     raise RuntimeError("a graph is being captured and the kernel is not compiled yet: call the function once before")
 
 
-def _never(*tensors):
-    return False
-
-
 class _Kept:
-    """The launches of one function that were checked once, by what its tensors are; the latest is looked at first."""
+    """The launches of one function that were checked once, by what its tensors and other arguments are."""
 
     def __init__(self):
-        self.latest = _never, None
+        self.latest = {}
         self.known = {}
 
-    def find(self, *tensors):
+    def start(self, tensors, *others, layer=None):
+        """Starts the launch that is kept for such tensors and other arguments; whether there is one that could be.
+
+        Tensors like the latest ones are known at once.
+        """
+        try:
+            same, launch = self.latest[others]
+        except (KeyError, TypeError):  # a TypeError is that of an argument which the checks refuse
+            return False
+        if not same(*tensors):
+            launch = self.find(tensors, others)
+        return launch is not None and launch(tensors, layer)
+
+    def find(self, tensors, others):
         """The launch kept for such tensors, which is the latest from now on."""
         try:
-            self.latest = self.known[tuple(map(_kind, tensors))]
+            kept = self.known[others, *map(_kind, tensors)]
         except (AttributeError, KeyError):
             return None
-        return self.latest[1]
+        self.latest[others] = kept
+        return kept[1]
 
-    def keep(self, tensors, compiled, grid, numbers, limit=0):
+    def keep(self, compiled, grid, numbers, tensors, *others, num_layers=0):
         """Keeps a launch, if it can be started directly."""
-        launch = _direct(compiled, tensors[0].get_device(), grid, numbers, limit)
-        if launch is None or any(t.data_ptr() % 16 for t in tensors):
+        if any(tensor.data_ptr() % 16 for tensor in tensors):
+            return
+        launch = _direct(compiled, tensors[0].get_device(), grid, numbers, len(tensors), num_layers)
+        if launch is None:
             return
         if len(self.known) >= 1024:
             self.known.clear()
-        self.latest = self.known[tuple(map(_kind, tensors))] = _same_as(tensors), launch
+            self.latest.clear()
+        self.latest[others] = self.known[others, *map(_kind, tensors)] = _same_as(tensors), launch
 
 
 def _kind(tensor):
@@ -2484,43 +2467,146 @@ def _same_as(tensors):
     return TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
 
 
-def _direct(compiled, device, grid, numbers, limit):
-    """Starts a compiled kernel at given addresses, past Triton's own look-up; None if it is unknown how.
+def _never(*tensors):
+    return False
 
-    It takes all bits that any address has, and the addresses, followed by the index of a layer where there is one. It
-    returns whether it did: not for addresses that are no multiple of 16, an index outside limit, another current device
-    or while somebody watches launches, which all go the long way.
-    """
-    runner = getattr(compiled, "run", None)
-    if type(runner).__name__ != "CudaLauncher" or runner.global_scratch_size or runner.profile_scratch_size:
+
+_start_in_c = """
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    int (*launch)(const void *, void *, void **, void **); /* cuLaunchKernelEx */
+    void *function;
+    uint64_t config[7]; /* CUlaunchConfig, the stream at its fifth word */
+    uint64_t arguments[128];
+} Plan;
+
+static PyObject *data_ptr;
+
+/* start(plan, stream, given): given are tensors, and numbers behind them, which are the kernel's first arguments. */
+static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    Plan plan;
+    void *parameters[128];
+    uint64_t bits = 0;
+    int failed;
+    Py_ssize_t size = PyBytes_GET_SIZE(args[0]);
+    memcpy(&plan, PyBytes_AS_STRING(args[0]), size);
+    plan.config[4] = PyLong_AsUnsignedLongLong(args[1]);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[2]); ++i) {
+        PyObject *given = PyTuple_GET_ITEM(args[2], i);
+        if (PyLong_Check(given)) {
+            plan.arguments[i] = PyLong_AsLongLong(given);
+            continue;
+        }
+        PyObject *address = PyObject_CallMethodNoArgs(given, data_ptr);
+        if (address == NULL)
+            return NULL;
+        plan.arguments[i] = PyLong_AsUnsignedLongLong(address);
+        bits |= plan.arguments[i] ? plan.arguments[i] : 1; /* nothing lies at 0 */
+        Py_DECREF(address);
+    }
+    if (PyErr_Occurred())
+        return NULL;
+    if (bits % 16) /* that none is odd is compiled in */
+        Py_RETURN_FALSE;
+    count = (size - offsetof(Plan, arguments)) / 8;
+    for (Py_ssize_t i = 0; i < count; ++i)
+        parameters[i] = &plan.arguments[i];
+    Py_BEGIN_ALLOW_THREADS
+    failed = plan.launch(plan.config, plan.function, parameters, NULL);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(!failed);
+}
+
+static PyMethodDef methods[] = {{"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, NULL}, {NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_start", NULL, -1, methods};
+
+PyMODINIT_FUNC PyInit__start(void)
+{
+    data_ptr = PyUnicode_InternFromString("data_ptr");
+    return data_ptr == NULL ? NULL : PyModule_Create(&module);
+}
+"""
+
+
+@functools.cache
+def _starter():
+    """Starts a kernel at the addresses of tensors; and the address of CUDA's function for it. None without a compiler."""
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+        start = triton.runtime.build.compile_module_from_src(src=_start_in_c, name="_start").start
+    except Exception:  # whatever keeps it from being built, Triton's own launches go on
         return None
-    start, function, metadata = runner.launch, compiled.function, compiled.packed_metadata
-    size, flags = (*grid, 1, 1)[:3], (function, runner.launch_cooperative_grid, runner.launch_pdl)
+    return start, ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _direct(compiled, device, grid, numbers, num_tensors, num_layers):
+    """Starts a compiled kernel for given tensors, past Triton's own look-up and launcher; None if it is unknown how.
+
+    It takes tensors, and the index of a layer where there are num_layers. It returns whether it did: not for addresses
+    that are no multiple of 16, an index of no layer, another current device, while somebody watches launches, or if the
+    driver refuses; these all go the long way.
+    """
+    if type(getattr(compiled, "run", None)).__name__ != "CudaLauncher" or _starter() is None:
+        return None
+    numbers = [
+        number for number, kind in zip(numbers, _kinds(compiled)[-len(numbers) :], strict=True) if kind != "constexpr"
+    ]
+    arguments = [0] * (num_tensors + (num_layers > 0)) + numbers + [0, 0]  # no scratch memory
+    if not _takes(compiled, arguments):
+        return None
+    start, function = _starter()
+    metadata, size = compiled.metadata, (*grid, 1, 1)[:3]
+    config = (*size, 32 * metadata.num_warps, 1, 1, metadata.shared, 0, 0, 0)
+    plan = struct.pack(f"=QQ7I4xQQI4x{len(arguments)}q", function, compiled.function, *config, *arguments)
     driver, hooks = triton.runtime.driver.active, triton.knobs.runtime
     stream_of = driver.get_current_stream
     current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
     entering, leaving = hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls
-    if hasattr(runner, "arg_annotations"):  # since Triton 3.7
-        nested = True
-        flags += (metadata, None, None, None, None, None, runner.arg_annotations, runner.kernel_signature)
-    else:
-        nested = False
-        flags += (None, None, metadata, None, None, None)
 
-    def launch(bits, arguments):
-        if bits & 15 or entering or leaving or current_device() != device:
+    def launch(tensors, layer):
+        if entering or leaving or current_device() != device:
             return False
-        if limit and not 0 <= arguments[-1] < limit:
-            return False
-        arguments += numbers
-        start(*size + (stream_of(device),) + flags + ((arguments,) if nested else arguments))
-        return True
+        if num_layers:
+            if type(layer) is not int or not 0 <= layer < num_layers:
+                return False
+            tensors += (layer,)
+        return start(plan, stream_of(device), tensors)
 
+    launch.kernel = compiled  # whose code is unloaded with it
     return launch
+
+
+def _kinds(compiled):
+    return list(compiled.src.signature.values())
+
+
+def _takes(compiled, arguments):
+    """Whether a compiled kernel takes such arguments, as its PTX has it, and needs nothing but them."""
+    metadata = compiled.metadata
+    if metadata.num_ctas != 1 or metadata.launch_cooperative_grid or metadata.launch_pdl:
+        return False
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        return False
+    kinds = [kind for kind in _kinds(compiled) if kind != "constexpr"] + ["*", "*"]
+    bits = ["64" if kind[0] == "*" else kind[1:] for kind in kinds]
+    head = compiled.asm["ptx"].partition(".entry")[2].partition(")")[0]
+    return len(arguments) == len(bits) <= 128 and re.findall(r"\.param \.[a-z](\d+)", head) == bits
 
 
 _append_kept = _Kept()
 _append_key_kept = _Kept()
 _append_value_kept = _Kept()
+_append_positions_kept = _Kept()
+_gather_kept = _Kept()
+_gather_paged_kept = _Kept()
+_gather_codes_kept = _Kept()
 _copy_blocks_kept = _Kept()
 _zero_blocks_kept = _Kept()
+_gather_page_table_kept = _Kept()
+_slot_mapping_kept = _Kept()

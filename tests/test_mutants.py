@@ -156,7 +156,7 @@ READS = [
 CRASHES = [
     Mutant("mask of another rank", PLAIN, APPEND, r"valid(\[[^\]]*\]) &", r"valid[:, None, None, None] &", "append/T1"),
     Mutant("name that nothing has", PLAIN, APPEND, r"block = slot_number", "block = slot_numbers", "append/T1"),
-    Mutant("right tensors refused", PLAIN, "_append_checked", r"\(NUM_HEADS, HEAD_DIM\)", "(NUM_HEADS + 1, HEAD_DIM)", "append/T1"),
+    Mutant("right tensors refused", PLAIN, "append", r"\(NUM_HEADS, HEAD_DIM\)", "(NUM_HEADS + 1, HEAD_DIM)", "append/T1"),
 ]
 """Mistakes that end a call: the harness says so, but nobody needs it to find them."""
 # fmt: on

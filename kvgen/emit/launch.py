@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from kvgen.axes import Digit, product
@@ -22,6 +23,9 @@ from kvgen.layout import Buffer, Dim, Layout, Record, Scale, Stream, leaves_of
 from kvgen.lower_fuse import PACKED, packed_width
 from kvgen.plan import Copy, Norm, Plan
 from kvgen.schedule import Schedule
+
+OTHERS = ("total_tokens", "zero_skipped", "rotated", "rank")
+"""Parameters that are no tensors and that launches are told apart by."""
 
 DECODED_DTYPES = "(torch.float32, torch.bfloat16, torch.float16)"
 
@@ -106,27 +110,25 @@ class Function:
     stages: tuple[StageCheck, ...]
     written: tuple[str, ...]  # dense tensors besides gather's that are written
     outs: tuple[Out, ...]
+    out_sizes: tuple[Size, ...]  # of dimensions that these have, and the tensors that tell them or their types
+    out_tensors: tuple[tuple[str, int], ...]
     count: int
     first_out: str
     out_ndim: int
     slots: str
     kernel: Kernel
     grid: str
-    arguments: tuple[str, ...]
-    given: str  # the tensors that the kernel takes; then, in a kept launch, what else changes from call to call
-    handed: str  # the tensors as the kernel takes them
-    index: str
-    started: str
-    starts: str
-    addresses: str
-    bits: str
+    given: str  # the tensors that every launch takes
+    optional: tuple[str, ...]  # those that may be None
+    others: str  # what else launches are told apart by, besides what tensors are
+    handed: str  # the tensors as the kernel takes them, and the index of a layer
+    layered: str
+    kept_layers: str
+    result: str
     numbers: str
     options: str
     strided: tuple[str, ...]
     tokens: str
-    checked_parameters: tuple[str, ...]  # of the function behind a kept launch, none of them by keyword alone
-    passed: str
-    limit: str
     num_slots: str
     remap: str
     num_layers: str
@@ -146,36 +148,46 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     summary, doc = function_doc(layout, plan)
     exact = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
     parameters = tuple(_parameters(layout, plan, held))
-    checked = tuple(name for name in parameters if name != "*")
-    pointers = [arg.name for arg in kernel.args if arg.role == "pointer"]
+    names = [name.partition("=")[0] for name in parameters]
+    optional = tuple(arg.value for arg in kernel.args if arg.role == "optional")
+    outs = ()
+    if plan.kind == "gather":
+        outs = tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False))
+    words = set(re.findall(r"\w+", " ".join(out.shape + out.dtype for out in outs)))
+    sizes = tuple(sizes_of(layout, held))
+    out_sizes = tuple(size for size in sizes if size.name in words)
+    told = {held[0].name, *words, *(size.tensor for size in out_sizes)}
     return Function(
         name=plan.name,
         summary=summary,
         doc=doc,
         parameters=parameters,
         first_buffer=held[0].name,
-        sizes=tuple(sizes_of(layout, held)),
+        sizes=sizes,
         buffers=tuple(buffer_check(layout, b, _align(plan, b)) for b in held),
         separate=", ".join(f'"{b.name}", {b.name}' for b in held),
         streams=streams,
         scales=tuple(scale_check(layout, scale) for scale in argument_scales(layout, plan)),
         stages=stage_checks(layout, plan),
         written=(plan.query.destination.tensor,) if plan.query else (),
-        outs=tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False)),
+        outs=outs,
+        out_sizes=out_sizes,
+        out_tensors=tuple((b.name, b.ndim) for b in held if b.name in told) if outs else (),
         count=len(plan.streams),
-        first_out=f"_outs(out, {len(plan.streams)})[0]" if len(plan.streams) > 1 else "out",
+        first_out=outs[0].name if outs else "",
         out_ndim=len(layout.stream(plan.copies[0].stream).axes) + 1,
         slots="slot_mapping" if plan.kind == "append" else "slots",
         kernel=kernel,
         grid=_grid(layout, kernel),
-        arguments=tuple(arg.value for arg in kernel.args),
-        given=", ".join(arg.name.removesuffix("_ptr") for arg in kernel.args if arg.role in ("pointer", "optional")),
-        handed=", ".join(arg.value for arg in kernel.args if arg.role in ("pointer", "optional")),
-        index="".join(f", {arg.value}" for arg in kernel.args if arg.role == "index"),
-        started="(*starts, layer)" if "layer" in checked else "starts",
-        starts=", ".join(pointers),
-        addresses=", ".join(f"{name.removesuffix('_ptr')}.data_ptr()" for name in pointers),
-        bits=" | ".join(pointers),
+        given=", ".join(arg.name.removesuffix("_ptr") for arg in kernel.args if arg.role == "pointer"),
+        optional=optional,
+        others="".join(
+            f", {name}" for name in (*OTHERS, *(f"{name} is None" for name in optional)) if name.split()[0] in names
+        ),
+        handed=", ".join(arg.value for arg in kernel.args if arg.role in ("pointer", "optional", "index")),
+        layered=", layer=layer" if "layer" in names else "",
+        kept_layers=f", num_layers={num_layers_name(layout)}" if "layer" in names else "",
+        result=f" {', '.join(out.name for out in outs)}" if plan.kind == "gather" else "",
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"{sched.few_tokens} if num_tokens <= {sched.few} else {sched.tokens}",
         options=_options(kernel.schedule, exact),
@@ -186,9 +198,6 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
                 for view in (copy.source, copy.destination)
             )
         ),
-        checked_parameters=checked,
-        passed=", ".join(checked),
-        limit=f", {num_layers_name(layout)}" if "layer" in checked else "",
         num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
         remap=layout.slots.remap or "",
         num_layers=num_layers_name(layout),
@@ -197,7 +206,6 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         | {
             "several": len(plan.streams) > 1,
             "separate": plan.kind == "append" and len(held) > 1,
-            "kept": plan.kind == "append" and plan.placement == "slots",
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },
     )

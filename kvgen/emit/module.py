@@ -18,6 +18,9 @@ from kvgen.emit.pages import PageFunction, PageTable, build_page_functions, buil
 from kvgen.functions import chosen, chosen_plans
 from kvgen.layout import Buffer, Layout, Record, leaves_of
 
+NOT_KEPT = ("allocate", "fill_slots", "register_ops")
+"""Functions that launch nothing, or with other numbers each time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Addressing:
@@ -62,6 +65,7 @@ class Module:
     kernels: tuple[Kernel, ...]
     pages: tuple[PageFunction, ...]
     page_table: PageTable
+    kept: tuple[str, ...]  # the functions whose launches are kept
     tile_words: int
     shortest: int
     addressing: Addressing
@@ -111,6 +115,7 @@ def build_module(layout: Layout) -> Module:
         kernels=kernels,
         pages=pages,
         page_table=build_page_table(layout),
+        kept=tuple(name for name in chosen(layout) if name not in NOT_KEPT),
         tile_words=runs.TILE_WORDS,
         shortest=runs.SHORTEST,
         addressing=addressing,

@@ -24,13 +24,13 @@ NUMBERS = ("programs", "block", "run", "rows")
 
 PAGE_TABLE_TYPES = {
     "out_ptr": "*i32",
-    "out_stride_row": "i64",
-    "out_stride_column": "i64",
     "req_to_page_ptr": "*i32",
-    "req_to_page_stride_row": "i64",
-    "req_to_page_stride_column": "i64",
     "req_pool_indices_ptr": "*i64",
     "seq_lens_ptr": "*i32",
+    "out_stride_row": "i64",
+    "out_stride_column": "i64",
+    "req_to_page_stride_row": "i64",
+    "req_to_page_stride_column": "i64",
     "num_requests": "i32",
     "num_rows": "i32",
     "num_columns": "i32",
@@ -78,7 +78,8 @@ class PageFunction:
     summary: str
     doc: tuple[str, ...]
     parameters: tuple[str, ...]
-    handed: str  # the tensors as the kernel takes them
+    given: str  # the tensors, all of its parameters
+    handed: str  # the same as the kernel takes them
     sizes: tuple[Size, ...]
     buffers: tuple[BufferCheck, ...]
     first_buffer: str
@@ -93,31 +94,6 @@ class PageFunction:
     numbers: str  # what the kernel takes behind its pointers, as the launcher writes it
     num_warps: int
     uses: dict[str, bool]
-    started: str = "starts"
-
-    # What the head of a kept launch is told, as ``launch.Function`` has it: every parameter is a tensor.
-
-    @property
-    def checked_parameters(self) -> tuple[str, ...]:
-        return self.parameters
-
-    @property
-    def passed(self) -> str:
-        return ", ".join(self.parameters)
-
-    given = passed
-
-    @property
-    def starts(self) -> str:
-        return ", ".join(f"{name}_ptr" for name in self.parameters)
-
-    @property
-    def addresses(self) -> str:
-        return ", ".join(f"{name}.data_ptr()" for name in self.parameters)
-
-    @property
-    def bits(self) -> str:
-        return " | ".join(f"{name}_ptr" for name in self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +103,7 @@ class PageTable:
     tokens: str
     extra: str
     names: tuple[str, ...]
+    others: str  # the same names, behind what else launches are told apart by
     words: str  # what a page is called
     constants: tuple[tuple[str, int], ...]
     arguments: tuple[str, ...]
@@ -145,6 +122,7 @@ def build_page_table(layout: Layout) -> PageTable:
         tokens=f"({size} * {shard.world})" if shard else size,
         extra=f", *, {size}" if dynamic else "",
         names=(size,) if dynamic else (),
+        others=f", {size}" if dynamic else "",
         words="row of the cache" if layout.contiguous else "page",
         constants=() if dynamic else ((size, layout.block_size),),
         arguments=(*PAGE_TABLE_TYPES, *((size,) if dynamic else ())),
@@ -166,6 +144,7 @@ def _function(layout: Layout, plan: PagePlan) -> PageFunction:
         summary=summary,
         doc=doc,
         parameters=(*held, blocks),
+        given=", ".join((*held, blocks)),
         handed=", ".join((*(pointer(b.name, b.dtypes[0]).value for b in layout.buffers), blocks)),
         sizes=tuple(sizes_of(layout, list(layout.buffers))),
         buffers=tuple(buffer_check(layout, buffer) for buffer in layout.buffers),

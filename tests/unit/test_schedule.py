@@ -78,7 +78,7 @@ def test_few_tokens_take_a_schedule_of_their_own() -> None:
     hints = KernelHints(4, "all", 8, few=FewHints(100, 2, 1))
     variant = dataclasses.replace(layout, schedule=ScheduleHints(append=hints))
     text = render_raw(variant)
-    append = text[text.index("def _append_checked(") : text.index("def append_key(")]
+    append = text[text.index("def append(") : text.index("def append_key(")]
     assert "tokens = 2 if num_tokens <= 100 else 4\n" in append
     assert "num_warps=1 if num_tokens <= 100 else 8" in append
     gather = text[text.index("def gather(") : text.index("def gather_paged(")]
