@@ -297,6 +297,16 @@ def test_test_of_a_case_that_nobody_has(folder):
     assert result.stderr.startswith("error[KV710]: no case is named nonsense")
 
 
+def test_cases_run_where_they_are(folder):
+    """Each on the layouts that have it, among names that others have; a name that none has is told."""
+    call = ("test", "paged_nhd", "nhd_to_hnd", "--device", "cpu", "--case", "allocate", "--case", "transfer_blocks")
+    result = run(*call)
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"paged_nhd +cpu, seed 0: \d passed\nnhd_to_hnd +cpu, seed 0: \d+ passed\n", result.stdout)
+    result = run(*call, "--case", "nonsense")
+    assert (result.returncode, result.stderr.splitlines()[0]) == (2, "error[KV710]: no case is named nonsense")
+
+
 FAULTY = """
 import kvgen.emit.render as render
 from kvgen.cli import main
@@ -353,7 +363,8 @@ def test_without_torch(folder):
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
     path = os.pathsep.join([str(hidden.parent), str(ROOT)])
-    for arguments in (["test", "paged_nhd"], ["compile", "paged_nhd", "--target", "sm_90"]):
+    calls = (["test", "paged_nhd"], ["compile", "paged_nhd", "--target", "sm_90"], ["bench", "paged_nhd"])
+    for arguments in (*calls, ["tune", "paged_nhd", "--dry-run", "--function", "append"]):
         result = run(*arguments, PYTHONPATH=path)
         assert result.returncode == 2, result.stderr
         assert "error[KV712]" in result.stderr

@@ -10,7 +10,7 @@ import torch
 
 from kvgen import resources
 from kvgen.bench import run, tune
-from kvgen.bench.candidates import candidates
+from kvgen.bench.candidates import KINDS, candidates
 from kvgen.diagnostics import KvgenError
 from kvgen.emit import render
 from kvgen.layout import KernelHints
@@ -58,7 +58,7 @@ def plan(*tokens):
     return run.Plan("cpu", tokens, None, (), 0, 0)
 
 
-@pytest.mark.parametrize("kind", tune.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_candidate_gives_the_bytes_of_the_reference(name, kind):
     layout = load_text(LAYOUTS[name])

@@ -12,6 +12,9 @@ from kvgen.lower import lower
 from kvgen.plan import Plan
 from kvgen.schedule import DYNAMIC_SIDE, Schedule, padded_side, schedule
 
+KINDS = ("append", "gather")
+"""What a layout's ``schedule`` has an entry for, each timed by the function of that name."""
+
 TOKENS = (1, 2, 4, 8, 16, 32)
 WARPS = (1, 2, 4, 8)
 THREADS = 32  # of a warp

@@ -20,9 +20,6 @@ from kvgen.bench.timing import Clock
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import KernelHints, Layout
 
-KINDS = ("append", "gather")
-"""What a layout's ``schedule`` has an entry for, each timed by the function of that name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:

@@ -67,7 +67,7 @@ def test(
 def _run(
     layouts: list[Document], device: str | None, seed: int, names: list[str] | None, targets: list[Target]
 ) -> Iterator[Report]:
-    """Reports of all layouts. A case that only some of them have (``remap``) runs on those."""
+    """Reports of all layouts. A case that only some of them have (``remap``) runs on those; one has to have it."""
     from kvgen import runtime
     from kvgen.emit.render import render_all
 
@@ -76,8 +76,7 @@ def _run(
 
     from kvgen import harness
 
-    unknown = None
-    ran = False
+    nowhere = set(names or ())
     for layout in layouts:
         module = runtime.import_module(layout.name, texts[f"{layout.name}.py"])
         own: dict[str, Any] = {}
@@ -85,13 +84,16 @@ def _run(
             module = stand_in(targets, module)
             options = "".join(f" --against {shlex.quote(target.text)}" for target in targets)
             own = {"functions": [target.function for target in targets], "options": options}
+        own |= {"device": where, "seed": seed}
         try:
-            yield harness.run(layout, module, device=where, seed=seed, only=names, **own)
-            ran = True
-        except ValueError as error:
-            unknown = error
-    if unknown is not None and not ran:
-        raise KvgenError(Diagnostic("KV710", str(unknown))) from None
+            yield harness.run(layout, module, only=names or None, **own)
+            nowhere.clear()
+        except harness.UnknownCase as error:
+            nowhere &= error.names
+            if here := set(names or ()) - error.names:
+                yield harness.run(layout, module, only=here, **own)
+    if nowhere:
+        raise KvgenError(Diagnostic("KV710", str(harness.UnknownCase(nowhere))))
 
 
 def _summary(result: Report) -> str:

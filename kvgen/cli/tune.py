@@ -67,7 +67,7 @@ def tune(
 
 
 def _kinds(names: list[str] | None) -> tuple[str, ...]:
-    from kvgen.bench.tune import KINDS
+    from kvgen.bench.candidates import KINDS
 
     if unknown := [name for name in names or () if name not in KINDS]:
         message = f"no schedule is named {', '.join(unknown)}"

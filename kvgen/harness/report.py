@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from kvgen.harness.compare import Difference
 
+Named = TypeVar("Named", bound="_Case")
 Outcome = Literal["passed", "failed", "missing", "skipped"]
+
+
+class _Case(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def function(self) -> str: ...
+
+
+class UnknownCase(ValueError):
+    """Names that no case has, nor a function with cases."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+        super().__init__(f"no case is named {', '.join(sorted(self.names))}")
+
+
+def named(cases: list[Named], only: str | Iterable[str] | None) -> list[Named]:
+    """The cases of these names or functions, all of them for None. UnknownCase for a name that is neither."""
+    if only is None:
+        return cases
+    wanted = {only} if isinstance(only, str) else set(only)
+    if unknown := wanted.difference(*((case.name, case.function) for case in cases)):
+        raise UnknownCase(unknown)
+    return [case for case in cases if not wanted.isdisjoint((case.name, case.function))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from kvgen.harness.cases_slots import slot_cases
 from kvgen.harness.compare import Mismatch, Unsupported
 from kvgen.harness.interpreter import exact_widening, patched_once, without_warnings
 from kvgen.harness.pools import HUGE_ELEMENTS, PoolFactory
-from kvgen.harness.report import Report, Result
+from kvgen.harness.report import Report, Result, named
 from kvgen.harness.transfers import run_transfer
 from kvgen.layout import Layout
 from kvgen.transfer import Transfer
@@ -67,7 +67,7 @@ def run(
     """Run every case, or those named by ``only``: whole names, or the function they begin with (``append``).
 
     ``module`` is anything with the functions of a generated module; one it lacks is reported as missing. Nothing is
-    raised for what the module does wrong. ValueError if ``only`` names no case.
+    raised for what the module does wrong. UnknownCase if ``only`` names what is none.
 
     ``functions``: those that are there to be tested, of a module that somebody else wrote. What they refuse is then
     theirs to decide. ``options`` stand in the command line that repeats a case.
@@ -78,12 +78,7 @@ def run(
     found = cases(layout, device, pools.variants())
     if functions is not None:
         found = [c for c in found if c.function in functions and not c.refuses]
-    if only is not None:
-        wanted = {only} if isinstance(only, str) else set(only)
-        unknown = wanted - {c.name for c in found} - {c.name.split("/")[0] for c in found}
-        if unknown:
-            raise ValueError(f"no case is named {', '.join(sorted(unknown))}")
-        found = [c for c in found if c.name in wanted or c.name.split("/")[0] in wanted]
+    found = named(found, only)
     with exact_widening(device), patched_once(device), without_warnings(device):
         results = tuple(_run(case, layout, module, pools, seed, options) for case in found)
     return Report(layout.name, device, seed, results)

@@ -13,9 +13,9 @@ from torch import Tensor
 from kvgen import reference_transfer as reference
 from kvgen.encodings import append_refusal
 from kvgen.harness.compare import Mismatch, Written, adopt_nans, compare_pool
-from kvgen.harness.interpreter import exact_widening, patched_once
+from kvgen.harness.interpreter import exact_widening, patched_once, without_warnings
 from kvgen.harness.pools import Pool, PoolFactory
-from kvgen.harness.report import Report, Result
+from kvgen.harness.report import Report, Result, named
 from kvgen.harness.values import fill_static, random_values, static_scales
 from kvgen.layout import Layout
 from kvgen.reference import append as reference_append
@@ -395,13 +395,8 @@ def run_transfer(
 ) -> Report:
     """Run every case of a transfer, or those named by ``only``: ``run``, which says what the arguments are."""
     found = [case for case in transfer_cases(what) if functions is None or case.function in functions]
-    if only is not None:
-        wanted = {only} if isinstance(only, str) else set(only)
-        unknown = wanted - {c.name for c in found} - {c.function for c in found}
-        if unknown:
-            raise ValueError(f"no case is named {', '.join(sorted(unknown))}")
-        found = [c for c in found if c.name in wanted or c.function in wanted]
-    with exact_widening(device), patched_once(device):
+    found = named(found, only)
+    with exact_widening(device), patched_once(device), without_warnings(device):
         results = tuple(_run(case, what, module, device, seed, options) for case in found)
     return Report(what.name, device, seed, results)
 
