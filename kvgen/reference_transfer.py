@@ -75,7 +75,7 @@ def transfer(
             ends.append(Pool(layout, buffers, layer, side.scales))
         for stream in what.source.streams:
             _stream(what, stream.name, (ends[0], ends[1]), numbers, heads, dtype)
-        _fill(what.destination, *destination.layer(index), numbers[1])
+        _fill(what.destination, *destination.layer(index), numbers[1], heads)
 
 
 def block_slots(blocks: Tensor, block_size: int, num_tokens: int) -> Tensor:
@@ -185,10 +185,14 @@ def _put(layout: Layout, pool: Pool, leaf: str, numbers: Tensor, rows: Tensor, h
         view.write(index, whole)
 
 
-def _fill(layout: Layout, buffers: Buffers, layer: int, numbers: Tensor) -> None:
-    """Padding with a fill is written with its token."""
+def _fill(layout: Layout, buffers: Buffers, layer: int, numbers: Tensor, heads: Heads) -> None:
+    """Padding with a fill is written with its token, that of a head with the head."""
     size = extents(layout, buffers)["slot"]
     for _, pad, view in pad_views(layout, buffers):
-        if pad.fill is not None:
-            held = view.select("layer", layer)
-            held.tensor[held.at(numbers, size)] = pad.fill
+        if pad.fill is None:
+            continue
+        held = view.select("layer", layer)
+        named = heads.count is not None and any(digit.axis == "head" for digit in held.digits)
+        moved = range(heads.destination, heads.destination + heads.count) if named else ()
+        for place in [held.select("head", head) for head in moved] if named else [held]:
+            place.tensor[place.at(numbers, size)] = pad.fill

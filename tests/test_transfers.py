@@ -49,6 +49,13 @@ def test_every_case(source: str, destination: str, rest: str) -> None:
     assert_passes(made(source, destination, rest))
 
 
+def test_padding_of_heads_that_are_not_moved_keeps_its_bytes() -> None:
+    buffers = "{c: {order: block head slot, fields: [key, {pad: 6, fill: 7}, value]}}"
+    target = f"{{layout: packed_nhd, axes: {{head: 5, dim: 16}}, block_size: 4, buffers: {buffers}}}"
+    what = made("{layout: paged_nhd, axes: {head: 4, dim: 16}, block_size: 4}", target)
+    assert_passes(what, "transfer/heads", "transfer_blocks/one")
+
+
 @pytest.mark.parametrize("name", TRANSFERS)
 def test_shipped_transfer(name: str) -> None:
     what = transfer(name)
