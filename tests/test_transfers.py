@@ -49,6 +49,12 @@ def test_every_case(source: str, destination: str, rest: str) -> None:
     assert_passes(made(source, destination, rest))
 
 
+def test_a_buffer_that_is_not_read_is_a_list_as_others_are() -> None:
+    """Latent and rope lie in two pools, and are read in the first."""
+    what = made("{layout: mla_assembled, block_size: 4}", "{layout: mla, block_size: 6}", "layers: all")
+    assert_passes(what, "transfer/T7", "transfer/tables", "transfer_blocks/one")
+
+
 def test_padding_of_heads_that_are_not_moved_keeps_its_bytes() -> None:
     buffers = "{c: {order: block head slot, fields: [key, {pad: 6, fill: 7}, value]}}"
     target = f"{{layout: packed_nhd, axes: {{head: 5, dim: 16}}, block_size: 4, buffers: {buffers}}}"

@@ -104,7 +104,7 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
     coded = {copy.stream for copy in kernels[0].plan.copies if not copy.leaf}
     used = frozenset(name for layout in transfer.sides for name in helpers(layout, coded))
     packs = _packings(transfer, kernels[0])
-    tables = any(kernel.uses["tables"] for kernel in kernels)
+    tables = any(side.tables for function in functions for side in function.sides)
     names = [
         "TRANSFER",
         *(["PointerTable", "pointer_table"] if tables else []),
@@ -205,7 +205,7 @@ def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
         most_heads=_head_name(transfer.source),
         layers=tuple(_layer_counts(transfer, sides)),
         arguments=tuple(arg.value for arg in kernel.args),
-        aligned=" and ".join(f"{table}_table.aligned" for side in sides for table in side.tables),
+        aligned=" and ".join(f"{table}_table.aligned" for side in kernel.sides for table in side.tables),
         covered=", ".join(f"{side.prefix}count * {side.block_size}" for side in sides),
         times=(" * num_layers" if transfer.layers == "all" else "")
         + (f" * triton.cdiv(heads, {sched.heads})" if sched.heads else ""),
@@ -234,7 +234,7 @@ def _side(transfer: Transfer, kernel: TransferKernel, layout: Layout, index: int
     return SideChecks(
         prefix=layout.prefix,
         slots="slots" if kernel.uses["by_slots"] else "blocks",
-        tables=side.tables,
+        tables=_listed(transfer, layout),
         sizes=tuple(sizes_of(layout, list(layout.buffers))),
         buffers=tuple(_buffer(layout, buffer, kernel.plan) for buffer in layout.buffers),
         scales=tuple(scale_check(layout, scale) for scale in scales),
@@ -247,6 +247,12 @@ def _side(transfer: Transfer, kernel: TransferKernel, layout: Layout, index: int
         counted=kernel.stride_units[index] > 1,
         strided=", ".join(dict.fromkeys(view.tensor for view in views)),
     )
+
+
+def _listed(transfer: Transfer, layout: Layout) -> tuple[str, ...]:
+    """Buffers that are handed over as lists, those that are not read among them."""
+    one = transfer.layers == "one" or layout.layers is not None
+    return () if one else tuple(buffer.name for buffer in layout.buffers)
 
 
 def _buffer(layout: Layout, buffer: Buffer, plan: Plan) -> BufferCheck:
