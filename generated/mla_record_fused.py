@@ -1304,6 +1304,7 @@ def _append_fused_kernel(
     BLOCK_SIZE: tl.constexpr = 64
 
     token = tl.program_id(0).to(tl.int64)
+    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
     known = (position >= 0) & (position < num_positions)
@@ -1323,7 +1324,6 @@ def _append_fused_kernel(
                 cos_sin_stride_position,
             )
         return
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     # A skipped token is decided before anything of it is read.
     valid = known & (slot_number >= 0) & (slot_number < num_slots)
     if not valid:
@@ -1522,6 +1522,7 @@ def _append_fused_rope_kernel(
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
+    slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
     # A position past the table has no angle.
     known = (position >= 0) & (position < num_positions)
@@ -1542,7 +1543,6 @@ def _append_fused_rope_kernel(
             TOKENS,
         )
         return
-    slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
     # A skipped token is decided before anything of it is read.
     valid = in_range & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE

@@ -1492,10 +1492,10 @@ def _append_fused_kernel(
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
+    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
     known = (position >= 0) & (position < num_positions)
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     # A skipped token is decided before anything of it is read.
     valid = known & (slot_number >= 0) & (slot_number < num_slots)
     if not valid:
@@ -1607,10 +1607,10 @@ def _append_fused_key_kernel(
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
+    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
     known = (position >= 0) & (position < num_positions)
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     # A skipped token is decided before anything of it is read.
     valid = known & (slot_number >= 0) & (slot_number < num_slots)
     if not valid:

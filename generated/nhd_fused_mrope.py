@@ -1215,6 +1215,7 @@ def _append_fused_kernel(
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
+    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position_time = tl.load(positions_ptr + token).to(tl.int64)
     position_height = tl.load(positions_ptr + positions_stride + token).to(tl.int64)
     position_width = tl.load(positions_ptr + 2 * positions_stride + token).to(tl.int64)
@@ -1246,7 +1247,6 @@ def _append_fused_kernel(
                 cos_sin_stride_position,
             )
         return
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     # A skipped token is decided before anything of it is read.
     valid = known & (slot_number >= 0) & (slot_number < num_slots)
     if not valid:
@@ -1449,6 +1449,7 @@ def _append_fused_key_kernel(
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
+    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position_time = tl.load(positions_ptr + token).to(tl.int64)
     position_height = tl.load(positions_ptr + positions_stride + token).to(tl.int64)
     position_width = tl.load(positions_ptr + 2 * positions_stride + token).to(tl.int64)
@@ -1480,7 +1481,6 @@ def _append_fused_key_kernel(
                 cos_sin_stride_position,
             )
         return
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     # A skipped token is decided before anything of it is read.
     valid = known & (slot_number >= 0) & (slot_number < num_slots)
     if not valid:

@@ -1058,6 +1058,7 @@ def _append_fused_kernel(
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
+    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
     known = (position >= 0) & (position < num_positions)
@@ -1077,7 +1078,6 @@ def _append_fused_kernel(
                 cos_sin_stride_position,
             )
         return
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     # A skipped token is decided before anything of it is read.
     valid = known & (slot_number >= 0) & (slot_number < num_slots)
     if not valid:
@@ -1235,6 +1235,7 @@ def _append_fused_key_kernel(
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
+    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
     known = (position >= 0) & (position < num_positions)
@@ -1254,7 +1255,6 @@ def _append_fused_key_kernel(
                 cos_sin_stride_position,
             )
         return
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     # A skipped token is decided before anything of it is read.
     valid = known & (slot_number >= 0) & (slot_number < num_slots)
     if not valid:
