@@ -19,7 +19,7 @@ from kvgen.resolve import load
 
 ahead._prepare(("cuda", 90, 32))
 layout = load("layouts/nhd_fused.yaml")
-job = ahead.Job(layout, render_layout(layout), ("append_fused",), (1, 300), 1024)
+job = ahead.Job(layout, render_layout(layout), {1: ("append_fused",), 300: ("append_fused",)}, 1024)
 for ahead.NOWHERE in ("meta", "cpu"):
     ahead.compile_job(job)
     print(*sorted(f"{path.parent.name}/{path.name}" for path in Path(os.environ["TRITON_CACHE_DIR"]).glob("*/*.cubin")))
@@ -41,6 +41,6 @@ def test_tensors_without_memory_are_compiled_for_as_others_are(tmp_path):
 
 def test_off_a_gpu_nothing_is_compiled(monkeypatch):
     monkeypatch.setattr(ahead, "ProcessPoolExecutor", None)
-    job = ahead.Job(shipped("paged_nhd"), "", None, (1,), 0)
+    job = ahead.Job(shipped("paged_nhd"), "", {1: None}, 0)
     with ahead.compiling([job, job], "cpu"):
         pass

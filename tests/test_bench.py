@@ -50,7 +50,7 @@ class FakeClock:
 
 
 def plan(*tokens, functions=None, against=(), **options):
-    return run.Plan("cpu", tokens, functions, tuple(against), 0, 0, **options)
+    return run.Plan("cpu", dict.fromkeys(tokens, functions), tuple(against), 0, 0, **options)
 
 
 def measured(name, *tokens, functions=None, against=(), clock=None):
@@ -844,6 +844,16 @@ def test_what_the_harness_finds_wrong_is_not_timed(folder, timed, monkeypatch):
     assert asked == [["append"]]
     assert results.from_json(Path("a.json").read_text(), "").rows == ()
     assert kvgen(*arguments, "--no-check").code == 0
+
+
+def test_a_function_may_have_numbers_of_tokens_of_its_own(folder):
+    Path("small.yaml").write_text(SMALL)
+    asked = ("--function", "gather=2,9", "--function", "append", "--tokens", "1,2")
+    result = kvgen("bench", "small.yaml", "--dry-run", "--no-check", *asked)
+    lines = [line.split()[:2] for line in result.out.splitlines()[4:]]
+    assert lines == [["append", "1"], ["append", "2"], ["gather", "2"], ["gather", "9"]]
+    assert kvgen("bench", "small.yaml", "--dry-run", "--function", "gather=x").code == 2
+    assert "KV710" in kvgen("bench", "small.yaml", "--dry-run", "--function", "scatter=1").err
 
 
 def test_a_dry_run_times_nothing(folder):

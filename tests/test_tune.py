@@ -55,7 +55,7 @@ class Clock:
 
 
 def plan(*tokens):
-    return run.Plan("cpu", tokens, None, (), 0, 0)
+    return run.Plan("cpu", dict.fromkeys(tokens), (), 0, 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,11 @@ Target = tuple[str, int | str, int]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A module's text, and which of its functions are called with how many tokens."""
+    """A module's text, and its functions by how many tokens they are called with."""
 
     document: Document
     text: str
-    functions: tuple[str, ...] | None
-    tokens: tuple[int, ...]
+    functions: Mapping[int, tuple[str, ...] | None]
     pool_tokens: int
     programs: tuple[int, ...] = ()
 
@@ -48,13 +47,18 @@ def compiling(jobs: Sequence[Job], device: str) -> Iterator[None]:
 
     target = triton.runtime.driver.active.get_current_target()
     given = (target.backend, target.arch, target.warp_size)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _prepare, (given,)) as pool:
-        futures = [pool.submit(compile_job, job) for job in jobs]
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(_compile_all, jobs, processes, given)
         yield
-        for future in futures:
-            with contextlib.suppress(Exception):
-                future.result()
+
+
+def _compile_all(jobs: Sequence[Job], processes: int, target: Target) -> None:
+    # Processes start from one that has imported everything once, and never saw the GPU.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["kvgen.bench.rivals", "triton"])
+    with ProcessPoolExecutor(processes, context, _prepare, (target,)) as pool:
+        for job in jobs:
+            pool.submit(compile_job, job)
 
 
 class _NoDriver:
@@ -107,10 +111,10 @@ def compile_job(job: Job) -> None:
     }
     for name in stand_ins.keys() & vars(module).keys():
         setattr(module, name, stand_ins[name])
-    scene = scene_of(job.document, module, NOWHERE, max(job.tokens), job.pool_tokens)
-    for tokens in job.tokens:
+    scene = scene_of(job.document, module, NOWHERE, max(job.functions), job.pool_tokens)
+    for tokens, names in job.functions.items():
         task = scene.tasks(tokens, 1)[0]
-        for function in functions_of(job.document, module, job.functions):
+        for function in functions_of(job.document, module, names):
             with contextlib.suppress(Exception):
                 function.call(module, task.of(function.name))()
             for programs in job.programs:

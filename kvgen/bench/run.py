@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from kvgen.documents import Document
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: ``functions`` by name (None: all), numbers of tokens, who is compared, how large a pool is.
+    """What is measured: ``functions`` (None: all) by how many tokens, who is compared, how large a pool is.
 
     ``cache_bytes``: the device's last-level cache, which inputs are not to stay in from one call to the next.
     ``programs``: caps of grids that transfers are launched with besides their own. ``measured`` are the times of
@@ -30,18 +30,23 @@ class Plan:
     """
 
     device: str
-    tokens: tuple[int, ...]
-    functions: tuple[str, ...] | None
+    functions: Mapping[int, tuple[str, ...] | None]
     rivals: tuple[Rival, ...]
     pool_tokens: int
     cache_bytes: int
     programs: tuple[int, ...] = ()
     measured: dict[Hashable, float] = field(default_factory=dict)
 
+    @property
+    def names(self) -> set[str] | None:
+        """All functions, at any number of tokens."""
+        groups = self.functions.values()
+        return None if None in groups else {name for names in groups for name in names or ()}
+
 
 def harness_findings(layout: Document, module: Any, plan: Plan) -> list[Diagnostic]:
     """What the harness has against the functions that are to be timed: nobody needs wrong results fast."""
-    names = [function.name for function in functions_of(layout, module, plan.functions)]
+    names = [function.name for function in functions_of(layout, module, plan.names)]
     if not names:
         return []
     report = harness.run(layout, module, device=plan.device, only=names)
@@ -55,21 +60,22 @@ def harness_findings(layout: Document, module: Any, plan: Plan) -> list[Diagnost
 
 def measure(layout: Document, module: Any, plan: Plan, clock: Clock | None) -> Iterator[Row]:
     """A row for each number of tokens and function, as it is found. Without a clock results are compared only."""
-    functions = functions_of(layout, module, plan.functions)
-    if not functions:
+    wanted = {tokens: functions_of(layout, module, names) for tokens, names in plan.functions.items()}
+    wanted = {tokens: functions for tokens, functions in wanted.items() if functions}
+    if not wanted:
         return
     if plan.device == "cuda":
         torch.cuda.empty_cache()  # of the harness and of the layout before
-    scene = scene_of(layout, module, plan.device, max(plan.tokens), plan.pool_tokens)
-    for tokens in plan.tokens:
+    scene = scene_of(layout, module, plan.device, max(wanted), plan.pool_tokens)
+    for tokens, functions in wanted.items():
         moved = {f.name: f.moved(scene, tokens) for f in functions}
         sets = number_of_sets(min(moved.values()), plan.cache_bytes) if clock else 1
         tasks = scene.tasks(tokens, sets)
         for function in functions:
-            timings = _timings(
-                scene, module, function, [task.of(function.name, moved[function.name]) for task in tasks], plan, clock
-            )
-            yield Row(layout.name, function.name, tokens, moved[function.name], sets, tuple(timings))
+            nbytes = moved[function.name]
+            calls = [task.of(function.name, nbytes) for task in tasks]
+            timings = _timings(scene, module, function, calls, plan, clock)
+            yield Row(layout.name, function.name, tokens, nbytes, sets, tuple(timings))
 
 
 def _timings(

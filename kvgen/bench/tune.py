@@ -41,12 +41,12 @@ def trials(layout: Layout, kind: str, plan: Plan, clock: Clock) -> Iterator[Tria
     module = runtime.import_module(layout.name, _text(plain))
     if not functions_of(layout, module, [kind]):
         return
-    scene = Scene(layout, plan.device, max(plan.tokens), plan.pool_tokens)
-    tasks = {tokens: _tasks(scene, function, tokens, plan) for tokens in plan.tokens}
+    scene = Scene(layout, plan.device, max(plan.functions), plan.pool_tokens)
+    tasks = {tokens: _tasks(scene, function, tokens, plan) for tokens in plan.functions}
     if function.reads:
         fill_pool(scene, module, [task for group in tasks.values() for task in group])
     texts = {hints: _text(with_hints(layout, {kind: hints})) for hints in candidates(layout, kind)}
-    jobs = [Job(layout, text, (kind,), plan.tokens, plan.pool_tokens) for text in texts.values()]
+    jobs = [Job(layout, text, dict.fromkeys(plan.functions, (kind,)), plan.pool_tokens) for text in texts.values()]
     with compiling(jobs, plan.device):
         pass
     yield _trial(scene, function, None, module, tasks, clock)

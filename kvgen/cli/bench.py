@@ -47,7 +47,10 @@ def bench(
         str | None, typer.Option(help=f"Tokens of a call, several by commas. Default: {','.join(map(str, SWEEP))}.")
     ] = None,
     function: Annotated[
-        list[str] | None, typer.Option(help="Time this function alone (append, gather …); may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=TOKENS]", help="Time this function alone (append, gather=1,256 …); may be repeated."
+        ),
     ] = None,
     against: Annotated[
         list[str] | None,
@@ -89,11 +92,11 @@ def bench(
         device, clock = device_and_clock(dry_run)
         targets = [parse(target) for target in against or []]
         rivals = _rivals(adapter or [])
-        _check_functions(function or [])
+        functions = _functions(function or [], counts)
         from kvgen.bench.run import Plan, last_level_cache
 
         size = 0 if dry_run else pool_tokens
-        plan = Plan(device, counts, tuple(function) if function else None, rivals, size, last_level_cache(device), caps)
+        plan = Plan(device, functions, rivals, size, last_level_cache(device), caps)
         result = _measure(documents, plan, targets, clock, check, found, json_file)
         if plot_file:
             plot(result, plot_file)
@@ -128,13 +131,22 @@ def _rivals(names: list[str]) -> tuple[Rival, ...]:
     return (*known_rivals(), *map(load_adapter, names))
 
 
-def _check_functions(names: list[str]) -> None:
+def _functions(wishes: list[str], counts: tuple[int, ...]) -> dict[int, tuple[str, ...] | None]:
+    """What is timed with how many tokens: everything with ``counts``, or what is named with these or its own."""
     from kvgen.bench.functions import FUNCTIONS
 
+    if not wishes:
+        return dict.fromkeys(counts)
     known = [function.name for function in FUNCTIONS]
-    if unknown := [name for name in names if name not in known]:
+    pairs = [wish.partition("=")[::2] for wish in wishes]
+    if unknown := [name for name, _ in pairs if name not in known]:
         message = f"no benchmark is named {', '.join(unknown)}"
         raise KvgenError(Diagnostic("KV710", message, hint=f"there are {', '.join(known)}"))
+    own = {name: numbers(text or None, "--function", counts) for name, text in pairs}
+    return {
+        tokens: tuple(name for name, tokens_of in own.items() if tokens in tokens_of)
+        for tokens in sorted({tokens for found in own.values() for tokens in found})
+    }
 
 
 def _measure(
@@ -190,7 +202,7 @@ def _compiled(documents: list[Document], plan: Plan) -> Iterator[tuple[Document,
 
     texts = render_all(documents)
     given = [(document, texts[f"{document.name}.py"]) for document in documents]
-    sizes = (plan.functions, plan.tokens, plan.pool_tokens, plan.programs)
+    sizes = (plan.functions, plan.pool_tokens, plan.programs)
     jobs = [Job(document, text, *sizes) for document, text in given]
     with compiling(jobs, plan.device):
         if plan.device == "cuda":

@@ -59,7 +59,7 @@ def tune(
         device, clock = device_and_clock(dry_run=False)
         from kvgen.bench import run
 
-        plan = run.Plan(device, counts, None, (), pool_tokens, run.last_level_cache(device))
+        plan = run.Plan(device, dict.fromkeys(counts), (), pool_tokens, run.last_level_cache(device))
         found = _measure(loaded, kinds, plan, clock)
         name, versions = run.environment(device, ())
         remark = ", ".join([name, *(f"{package} {version}" for package, version in versions.items())])
