@@ -378,10 +378,12 @@ def _cut_blocks(bench: TransferBench) -> None:
 
 
 def _skipped_blocks(bench: TransferBench) -> None:
-    bench.make()
-    src, dst, held = bench.blocks(min(side.sizes.slots for side in bench.sides))
-    src[0], dst[-1] = -1, bench.destination.sizes.blocks + 3
-    bench.move_blocks(src, dst, held)
+    """Blocks that are just before the pool and just past it, of either side."""
+    for first, last in ((-1, bench.destination.sizes.blocks), (bench.source.sizes.blocks, -1)):
+        bench.make()
+        src, dst, held = bench.blocks(min(side.sizes.slots for side in bench.sides))
+        src[0], dst[-1] = first, last
+        bench.move_blocks(src, dst, held)
 
 
 def run_transfer(
