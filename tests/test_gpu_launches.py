@@ -6,7 +6,9 @@ import threading
 import pytest
 import torch
 
-from tests.generated import module_of, shipped
+from kvgen import harness
+from kvgen.harness.transfers import transfer_cases
+from tests.generated import TRANSFERS, module_of, shipped, transfer
 
 pytestmark = pytest.mark.gpu
 HEADS, DIM, BLOCKS, SIZE = 8, 128, 8, 16
@@ -149,3 +151,81 @@ def test_tensors_of_another_gpu_than_the_current_one(module) -> None:
         caches = pool(0, torch.bfloat16, device), pool(0, torch.bfloat16, device)
         for _ in range(2):
             append_and_check(module, key, value, *caches, torch.arange(6, device=device))
+
+
+EVERY = {"append", "append_positions", "gather", "gather_paged", "copy_blocks", "zero_blocks", "slot_mapping"}
+STARTED = {
+    "paged_nhd": EVERY | {"append_key", "append_value", "gather_page_table"},
+    "cross_layer_nhd": EVERY,  # layers
+    "context_parallel_nhd": EVERY,  # ranks
+    "nhd_fp8_tensor": EVERY | {"gather_codes"},  # codes, and scales that are handed in
+    "nhd_fused": {"append_fused", "append_fused_key"},
+    "nhd_to_hnd": {"transfer", "transfer_blocks"},
+    "nhd_to_host_layer_first": {"transfer", "transfer_blocks"},  # tables of pointers, and host memory
+}
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_every_function_serves_whatever_tensors_come_next(name: str, monkeypatch) -> None:
+    """Tensors of all kinds take turns as the harness calls functions, and again; what could be was started directly."""
+    layout = transfer(name) if name in TRANSFERS else shipped(name)
+    module, started = module_of(layout), set()
+
+    def direct(compiled, *rest: object) -> object:
+        launch = _direct(compiled, *rest)
+
+        def counted(tensors: tuple, layer: int | None) -> bool:
+            done = launch(tensors, layer)
+            started.update({compiled.name} if done else ())
+            return done
+
+        return launch and counted
+
+    _direct = module._direct
+    monkeypatch.setattr(module, "_direct", direct)
+    found = transfer_cases(layout) if name in TRANSFERS else harness.cases(layout, "cuda")
+    names = [case.name for case in found if case.function in STARTED[name] and "huge" not in case.name]
+    for _ in range(2):
+        report = harness.run(layout, module, device="cuda", only=names)
+        assert report.ok, str(report)
+    assert {kernel.removeprefix("_").removesuffix("_kernel") for kernel in started} >= STARTED[name]
+
+
+def test_keys_of_latent_attention() -> None:
+    module = module_of(shipped("mla"))
+    for heads, dtype in ((16, torch.bfloat16), (3, torch.float16), (16, torch.bfloat16), (16, torch.bfloat16)):
+        k_nope, k_rope = torch.randn(7, heads, 128, device="cuda"), torch.randn(7, 576, device="cuda").to(dtype)
+        k_nope, k_rope = k_nope.to(dtype), k_rope[:, 512:]
+        found = module.concat_mla_key(k_nope, k_rope)
+        assert torch.equal(found, torch.cat([k_nope, k_rope[:, None].expand(-1, heads, -1)], -1))
+    assert len(module._concat_mla_key_kept.known) == 2
+
+
+def test_pinned_host_memory_takes_turns_with_memory_of_the_device() -> None:
+    """A kept transfer looks each time whether what lies on the host is pinned."""
+    module = module_of(transfer("nhd_to_hnd"))
+    source = [torch.randn(BLOCKS, SIZE, HEADS, DIM, device="cuda").to(torch.bfloat16) for _ in range(2)]
+    slots = torch.randperm(BLOCKS * SIZE, device="cuda")
+    pinned, plain = (
+        [torch.zeros(BLOCKS, HEADS, SIZE, DIM, dtype=torch.bfloat16, pin_memory=pin) for _ in range(2)]
+        for pin in (True, False)
+    )
+    for _ in range(3):
+        for target in (pinned, [cache.cuda() for cache in plain]):
+            module.transfer(*source, *target, slots, slots)
+            torch.cuda.synchronize()
+            for old, new in zip(source, target, strict=True):
+                assert torch.equal(new.cpu().transpose(1, 2), old.cpu())
+                new.zero_()
+        with pytest.raises(ValueError, match="pinned"):
+            module.transfer(*source, *plain, slots, slots)
+
+
+def test_without_the_c_function_triton_launches(monkeypatch) -> None:
+    module = module_of(dataclasses.replace(shipped("paged_nhd"), name="without_starter"))
+    monkeypatch.setattr(module, "_starter", lambda: None)
+    caches = pool(0, torch.bfloat16, "cuda"), pool(0, torch.bfloat16, "cuda")
+    key, value = source(1, 4, torch.bfloat16, "cuda"), source(1, 4, torch.bfloat16, "cuda")
+    for _ in range(2):
+        append_and_check(module, key, value, *caches, torch.arange(4, device="cuda"))
+    assert module._append_kept.known == {}

@@ -15,7 +15,8 @@ import triton
 
 from kvgen import harness
 from kvgen.emit import specs
-from tests.generated import module_of, rendered, shipped
+from kvgen.harness import transfers
+from tests.generated import TRANSFERS, module_of, rendered, shipped, transfer
 
 NUMBERS = (5, 1 << 40, 7, -3)
 KINDS = ("i32", "i64", "constexpr", "i64")
@@ -93,7 +94,7 @@ def addresses(given: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
 
 def test_a_kept_launch_hands_over_what_triton_does(module, driver) -> None:
     given, driver.count = tensors(), 8
-    launch = module._direct(compiled(), -1, (33, 8), NUMBERS, 3, 0)
+    launch = module._direct(compiled(), (33, 8), NUMBERS, given, 0)
     assert launch(given, None) is True
     numbers = (5, 1 << 40, -3, 0, 0)  # without what is compiled in, with no scratch memory
     assert driver.calls == [((33, 8, 1, 128, 1, 1, 512), 77, 0, 0, 1234, (*addresses(given), *numbers))]
@@ -101,7 +102,7 @@ def test_a_kept_launch_hands_over_what_triton_does(module, driver) -> None:
 
 def test_the_index_of_a_layer_stands_behind_the_tensors(module, driver) -> None:
     given, driver.count = tensors(), 9
-    launch = module._direct(compiled(kinds=("i32", *KINDS)), -1, (1,), NUMBERS, 3, 3)
+    launch = module._direct(compiled(kinds=("i32", *KINDS)), (1,), NUMBERS, given, 3)
     assert launch(given, 2) is True
     assert driver.calls[0][-1] == (*addresses(given), 2, 5, 1 << 40, -3, 0, 0)
     for layer in (3, -1, 1.0, True, None, torch.tensor(1)):
@@ -110,7 +111,7 @@ def test_the_index_of_a_layer_stands_behind_the_tensors(module, driver) -> None:
 
 def test_a_kept_launch_gives_way(module, driver) -> None:
     given, driver.count = tensors(), 8
-    launch = module._direct(compiled(), -1, (33,), NUMBERS, 3, 0)
+    launch = module._direct(compiled(), (33,), NUMBERS, given, 0)
     odd = torch.zeros(64, dtype=torch.bfloat16)[1:33].view(4, 8)
     for other in (odd, torch.zeros(0, 8), given[0].to("meta")):  # off 16 bytes, and without memory
         assert launch((given[0], other, given[2]), None) is False
@@ -132,6 +133,21 @@ def test_a_kept_launch_gives_way(module, driver) -> None:
         launch((given[0], "x", given[2]), None)
 
 
+class Lies:
+    """A tensor of a GPU, or of a host's memory that is pinned."""
+
+    def __init__(self, device: int, pinned: bool = False) -> None:
+        self.get_device, self.is_pinned, self.data_ptr = lambda: device, lambda: pinned, lambda: 4096
+
+
+def test_host_memory_must_be_pinned_each_time(module, driver) -> None:
+    driver.count, driver.current = 8, 2
+    launch = module._direct(compiled(), (33,), NUMBERS, (Lies(2), Lies(-1, pinned=True), Lies(2)), 0)
+    assert launch((Lies(2), Lies(-1), Lies(2)), None) is False
+    assert launch((Lies(2), Lies(-1, pinned=True), Lies(2)), None) is True
+    assert [call[1] for call in driver.calls] == [80]  # the stream of that GPU
+
+
 UNKNOWN = {
     "no kernel": None,
     "another launcher": SimpleNamespace(run=print),
@@ -148,13 +164,13 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("what", UNKNOWN)
 def test_what_is_not_understood_is_left_to_triton(module, driver, what: str) -> None:
-    assert module._direct(UNKNOWN[what], -1, (1,), NUMBERS, 3, 0) is None
-    assert module._direct(compiled(), -1, (1,), NUMBERS, 3, 0) is not None
+    assert module._direct(UNKNOWN[what], (1,), NUMBERS, tensors(), 0) is None
+    assert module._direct(compiled(), (1,), NUMBERS, tensors(), 0) is not None
 
 
 def test_so_are_more_arguments_than_there_is_room_for(module, driver) -> None:
     for count, kept in ((123, True), (124, False)):
-        found = module._direct(compiled(kinds=("i64",) * count), -1, (1,), (1,) * count, 3, 0)
+        found = module._direct(compiled(kinds=("i64",) * count), (1,), (1,) * count, tensors(), 0)
         assert (found is not None) is kept
 
 
@@ -171,7 +187,7 @@ def test_without_a_compiler_or_a_driver_all_is_left_to_triton(module, monkeypatc
             assert module._starter()[0] is print
             patch.delattr(ctypes if missing == "CDLL" else triton.runtime.build, missing)
             assert module._starter() is None
-            assert module._direct(compiled(), -1, (1,), NUMBERS, 3, 0) is None
+            assert module._direct(compiled(), (1,), NUMBERS, tensors(), 0) is None
 
 
 COMPILES = """
@@ -335,13 +351,15 @@ def interpret_kept(module: ModuleType, monkeypatch) -> list[str]:
     """Kept launches are the interpreter's, with the numbers that were kept; gives the names of kernels so started."""
     started: list[str] = []
 
-    def direct(compiled, device, grid, numbers, num_tensors, num_layers):
+    def direct(compiled, grid, numbers, tensors, num_layers):
+        count = len(tensors)
+
         def launch(given, layer):
             if any(tensor.is_meta or tensor.data_ptr() % 16 for tensor in given):  # no number of a GPU is that of meta
                 return False
             if num_layers and (type(layer) is not int or not 0 <= layer < num_layers):
                 return False
-            assert len(given) == num_tensors
+            assert len(given) == count
             rest = iter(given)
             handed = compiled.args[: len(compiled.args) - len(numbers)]
             handed = [next(rest).view(arg.dtype) if isinstance(arg, torch.Tensor) else arg for arg in handed]
@@ -365,16 +383,19 @@ KEPT = {
     "cross_layer_nhd": {"append", "append_positions"},  # layers
     "context_parallel_nhd": {"append_positions", "gather_paged"},  # ranks
     "mla_fp8": {"gather_codes"},  # bytes read as codes
+    "nhd_to_host_layer_first": {"transfer"},  # tables of pointers, heads
+    "nhd_to_hnd": {"transfer_blocks"},
 }
 
 
 @pytest.mark.parametrize("name", KEPT)
 def test_kept_launches_serve_whatever_comes_next(name: str, monkeypatch) -> None:
     """Tensors of all kinds take turns as the harness calls functions, and again: every byte is what it should be."""
-    layout = shipped(name)
+    layout = transfer(name) if name in TRANSFERS else shipped(name)
     module = module_of(layout)
     started = interpret_kept(module, monkeypatch)
-    names = [case.name for case in harness.cases(layout) if case.function in KEPT[name] and "huge" not in case.name]
+    found = transfers.transfer_cases(layout) if name in TRANSFERS else harness.cases(layout)
+    names = [case.name for case in found if case.function in KEPT[name] and "huge" not in case.name]
     for _ in range(2):
         report = harness.run(layout, module, only=names)
         assert report.ok, str(report)

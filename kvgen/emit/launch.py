@@ -150,6 +150,9 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     parameters = tuple(_parameters(layout, plan, held))
     names = [name.partition("=")[0] for name in parameters]
     optional = tuple(arg.value for arg in kernel.args if arg.role == "optional")
+    given = [arg.name.removesuffix("_ptr") for arg in kernel.args if arg.role == "pointer"]
+    others = [name for name in OTHERS if name in names] + [f"{name} is None" for name in optional]
+    others += unread_kinds([buffer.name for buffer in held if buffer.name not in given])
     outs = ()
     if plan.kind == "gather":
         outs = tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False))
@@ -179,11 +182,9 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         slots="slot_mapping" if plan.kind == "append" else "slots",
         kernel=kernel,
         grid=_grid(layout, kernel),
-        given=", ".join(arg.name.removesuffix("_ptr") for arg in kernel.args if arg.role == "pointer"),
+        given=", ".join(given),
         optional=optional,
-        others="".join(
-            f", {name}" for name in (*OTHERS, *(f"{name} is None" for name in optional)) if name.split()[0] in names
-        ),
+        others="".join(f", {other}" for other in others),
         handed=", ".join(arg.value for arg in kernel.args if arg.role in ("pointer", "optional", "index")),
         layered=", layer=layer" if "layer" in names else "",
         kept_layers=f", num_layers={num_layers_name(layout)}" if "layer" in names else "",
@@ -209,6 +210,11 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },
     )
+
+
+def unread_kinds(tensors: list[str]) -> list[str]:
+    """What launches are told apart by of tensors that are checked, and sizes read from them, but not handed over."""
+    return [f"_kind({tensor})" for tensor in tensors]
 
 
 def buffer_check(layout: Layout, buffer: Buffer, align: int = 1) -> BufferCheck:

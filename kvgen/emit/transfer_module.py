@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgen import sizes
+from kvgen.emit.args import Arg
 from kvgen.emit.codebook import Book, codebooks
 from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
-from kvgen.emit.launch import BufferCheck, ScaleCheck, Size, scale_check, shape_parts, sizes_of
+from kvgen.emit.launch import BufferCheck, ScaleCheck, Size, scale_check, shape_parts, sizes_of, unread_kinds
 from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, num_layers_name, tuple_text
 from kvgen.emit.ops import Ops, build_transfer_ops
 from kvgen.emit.packing import Packing, packings
@@ -59,7 +60,11 @@ class TransferFunction:
     whole_heads: str  # what all heads share and is written with them, so that all must be moved
     most_heads: str
     layers: tuple[str, ...]  # how many layers there are, by each thing that tells
-    arguments: tuple[str, ...]
+    tables: tuple[str, ...]
+    given: str  # the tensors that a launch takes
+    others: str  # what else launches are told apart by
+    handed: str  # the tensors as the kernel takes them
+    numbers: str
     aligned: str
     covered: str
     times: str
@@ -80,6 +85,7 @@ class TransferModule:
     description: str
     functions: tuple[TransferFunction, ...]
     kernels: tuple[TransferKernel, ...]
+    kept: tuple[str, ...]  # the functions whose launches are kept
     ops: Ops
     tables: bool
     types: bool
@@ -119,6 +125,7 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
         description=repr(describe(transfer)),
         functions=functions,
         kernels=kernels,
+        kept=tuple(function.name for function in functions),
         ops=build_transfer_ops(transfer, functions),
         tables=tables,
         types=any(function.dtypes for function in functions),
@@ -188,11 +195,19 @@ def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
     sides = (source, replace(destination, sizes=tuple(s for s in destination.sizes if s.name not in shared)))
     encoded = any(not copy.leaf for copy in plan.copies)
     dtypes = _value_types(transfer, kernel)
+    parameters = tuple(_parameters(transfer, kernel, sides))
+    keywords = [name.partition("=")[0] for name in parameters[parameters.index("*") + 1 :]]
+    tables = tuple(table for side in sides for table in side.tables)
+    pointers = [arg for arg in kernel.args if arg.role == "pointer"]
+    given = [_given(arg, tables) for arg in pointers]
+    buffers = [buffer.name for side in sides for buffer in side.buffers]
+    unread = [f"{name}_table.tensors[0]" if name in tables else name for name in buffers]
+    unread = [tensor for tensor in unread if tensor not in given]
     return TransferFunction(
         name=plan.name,
         summary=summary,
         doc=doc,
-        parameters=tuple(_parameters(transfer, kernel, sides)),
+        parameters=parameters,
         slots=sides[0].slots,
         sides=sides,
         kernel=kernel,
@@ -204,7 +219,11 @@ def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
         whole_heads=_shared_by_heads(transfer),
         most_heads=_head_name(transfer.source),
         layers=tuple(_layer_counts(transfer, sides)),
-        arguments=tuple(arg.value for arg in kernel.args),
+        tables=tables,
+        given=", ".join(given),
+        others=tuple_text([*keywords, *(f"{table}_table.kind" for table in tables), *unread_kinds(unread)]),
+        handed=", ".join(arg.value for arg in pointers),
+        numbers=tuple_text([arg.value for arg in kernel.args if arg.role != "pointer"]),
         aligned=" and ".join(f"{table}_table.aligned" for side in kernel.sides for table in side.tables),
         covered=", ".join(f"{side.prefix}count * {side.block_size}" for side in sides),
         times=(" * num_layers" if transfer.layers == "all" else "")
@@ -214,6 +233,12 @@ def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
         options=_options(kernel, encoded),
         uses=kernel.uses,
     )
+
+
+def _given(arg: Arg, tables: tuple[str, ...]) -> str:
+    """A tensor that is handed over, as it was handed in: the first of a table, and not yet taken for bytes."""
+    name = arg.value.removesuffix(".view(torch.uint8)")
+    return f"{name}_table.tensors[0]" if name in tables else name
 
 
 def _unless_capped(plain: int, capped: int) -> str:
