@@ -363,7 +363,7 @@ def gather(key_cache, value_cache, slots, latent_scale, rope_scale, *, dtype=Non
     else:
         latent_out, rope_out = _outs(out, 2)
     tensors = (latent_out, rope_out, key_cache, latent_scale, rope_scale, slots)
-    if _gather_kept.start(tensors, zero_skipped):
+    if _gather_kept.start(tensors, zero_skipped, _kind(value_cache)):
         return latent_out, rope_out
     num_blocks = _size("key_cache", key_cache, 3, 0)
     device = key_cache.device
@@ -419,7 +419,7 @@ def gather(key_cache, value_cache, slots, latent_scale, rope_scale, *, dtype=Non
                 num_warps=2,
                 enable_fp_fusion=False,
             )
-        _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
+        _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped, _kind(value_cache))
     return latent_out, rope_out
 
 
@@ -465,7 +465,7 @@ def gather_paged(
     tensors = (latent_out, rope_out, key_cache, latent_scale, rope_scale, block_table, seq_lens, cu_seq_lens)
     if starts is not None:
         tensors += (starts,)
-    if _gather_paged_kept.start(tensors, total_tokens, zero_skipped, starts is None):
+    if _gather_paged_kept.start(tensors, total_tokens, zero_skipped, starts is None, _kind(value_cache)):
         return latent_out, rope_out
     num_blocks = _size("key_cache", key_cache, 3, 0)
     device = key_cache.device
@@ -538,7 +538,9 @@ def gather_paged(
                 num_warps=2,
                 enable_fp_fusion=False,
             )
-        _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
+        _gather_paged_kept.keep(
+            compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None, _kind(value_cache)
+        )
     return latent_out, rope_out
 
 
@@ -563,7 +565,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
     else:
         latent_out, rope_out = _outs(out, 2)
     tensors = (latent_out, rope_out, key_cache, slots)
-    if _gather_codes_kept.start(tensors, zero_skipped):
+    if _gather_codes_kept.start(tensors, zero_skipped, _kind(value_cache)):
         return latent_out, rope_out
     num_blocks = _size("key_cache", key_cache, 3, 0)
     device = key_cache.device
@@ -601,7 +603,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
                 *numbers,
                 num_warps=8,
             )
-        _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
+        _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped, _kind(value_cache))
     return latent_out, rope_out
 
 
@@ -2264,7 +2266,7 @@ class _Kept:
         """The launch kept for such tensors, which is the latest from now on."""
         try:
             kept = self.known[others, *map(_kind, tensors)]
-        except (AttributeError, KeyError):
+        except KeyError:
             return None
         self.latest[others] = kept
         return kept[1]
@@ -2273,7 +2275,7 @@ class _Kept:
         """Keeps a launch, if it can be started directly."""
         if any(tensor.data_ptr() % 16 for tensor in tensors):
             return
-        launch = _direct(compiled, tensors[0].get_device(), grid, numbers, len(tensors), num_layers)
+        launch = _direct(compiled, grid, numbers, tensors, num_layers)
         if launch is None:
             return
         if len(self.known) >= 1024:
@@ -2283,7 +2285,10 @@ class _Kept:
 
 
 def _kind(tensor):
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg()
+    try:
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg()
+    except (AttributeError, RuntimeError):  # no tensor, or one without strides: of no kind that is kept
+        return None
 
 
 def _same_as(tensors):
@@ -2372,25 +2377,27 @@ def _starter():
     return start, ctypes.cast(function, ctypes.c_void_p).value
 
 
-def _direct(compiled, device, grid, numbers, num_tensors, num_layers):
-    """Starts a compiled kernel for given tensors, past Triton's own look-up and launcher; None if it is unknown how.
+def _direct(compiled, grid, numbers, tensors, num_layers):
+    """Starts a compiled kernel for such tensors, past Triton's own look-up and launcher; None if it is unknown how.
 
     It takes tensors, and the index of a layer where there are num_layers. It returns whether it did: not for addresses
-    that are no multiple of 16, an index of no layer, another current device, while somebody watches launches, or if the
-    driver refuses; these all go the long way.
+    that are no multiple of 16, host memory that is not pinned, an index of no layer, another current device, while
+    somebody watches launches, or if the driver refuses; these all go the long way.
     """
     if type(getattr(compiled, "run", None)).__name__ != "CudaLauncher" or _starter() is None:
         return None
     numbers = [
         number for number, kind in zip(numbers, _kinds(compiled)[-len(numbers) :], strict=True) if kind != "constexpr"
     ]
-    arguments = [0] * (num_tensors + (num_layers > 0)) + numbers + [0, 0]  # no scratch memory
+    arguments = [0] * (len(tensors) + (num_layers > 0)) + numbers + [0, 0]  # no scratch memory
     if not _takes(compiled, arguments):
         return None
     start, function = _starter()
     metadata, size = compiled.metadata, (*grid, 1, 1)[:3]
     config = (*size, 32 * metadata.num_warps, 1, 1, metadata.shared, 0, 0, 0)
     plan = struct.pack(f"=QQ7I4xQQI4x{len(arguments)}q", function, compiled.function, *config, *arguments)
+    device = max(tensor.get_device() for tensor in tensors)
+    hosts = [i for i, tensor in enumerate(tensors) if tensor.get_device() != device]
     driver, hooks = triton.runtime.driver.active, triton.knobs.runtime
     stream_of = driver.get_current_stream
     current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
@@ -2403,6 +2410,8 @@ def _direct(compiled, device, grid, numbers, num_tensors, num_layers):
             if type(layer) is not int or not 0 <= layer < num_layers:
                 return False
             tensors += (layer,)
+        if hosts and not all(tensors[i].is_pinned() for i in hosts):
+            return False
         return start(plan, stream_of(device), tensors)
 
     launch.kernel = compiled  # whose code is unloaded with it

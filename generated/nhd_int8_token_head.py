@@ -2437,7 +2437,7 @@ class _Kept:
         """The launch kept for such tensors, which is the latest from now on."""
         try:
             kept = self.known[others, *map(_kind, tensors)]
-        except (AttributeError, KeyError):
+        except KeyError:
             return None
         self.latest[others] = kept
         return kept[1]
@@ -2446,7 +2446,7 @@ class _Kept:
         """Keeps a launch, if it can be started directly."""
         if any(tensor.data_ptr() % 16 for tensor in tensors):
             return
-        launch = _direct(compiled, tensors[0].get_device(), grid, numbers, len(tensors), num_layers)
+        launch = _direct(compiled, grid, numbers, tensors, num_layers)
         if launch is None:
             return
         if len(self.known) >= 1024:
@@ -2456,7 +2456,10 @@ class _Kept:
 
 
 def _kind(tensor):
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg()
+    try:
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg()
+    except (AttributeError, RuntimeError):  # no tensor, or one without strides: of no kind that is kept
+        return None
 
 
 def _same_as(tensors):
@@ -2545,25 +2548,27 @@ def _starter():
     return start, ctypes.cast(function, ctypes.c_void_p).value
 
 
-def _direct(compiled, device, grid, numbers, num_tensors, num_layers):
-    """Starts a compiled kernel for given tensors, past Triton's own look-up and launcher; None if it is unknown how.
+def _direct(compiled, grid, numbers, tensors, num_layers):
+    """Starts a compiled kernel for such tensors, past Triton's own look-up and launcher; None if it is unknown how.
 
     It takes tensors, and the index of a layer where there are num_layers. It returns whether it did: not for addresses
-    that are no multiple of 16, an index of no layer, another current device, while somebody watches launches, or if the
-    driver refuses; these all go the long way.
+    that are no multiple of 16, host memory that is not pinned, an index of no layer, another current device, while
+    somebody watches launches, or if the driver refuses; these all go the long way.
     """
     if type(getattr(compiled, "run", None)).__name__ != "CudaLauncher" or _starter() is None:
         return None
     numbers = [
         number for number, kind in zip(numbers, _kinds(compiled)[-len(numbers) :], strict=True) if kind != "constexpr"
     ]
-    arguments = [0] * (num_tensors + (num_layers > 0)) + numbers + [0, 0]  # no scratch memory
+    arguments = [0] * (len(tensors) + (num_layers > 0)) + numbers + [0, 0]  # no scratch memory
     if not _takes(compiled, arguments):
         return None
     start, function = _starter()
     metadata, size = compiled.metadata, (*grid, 1, 1)[:3]
     config = (*size, 32 * metadata.num_warps, 1, 1, metadata.shared, 0, 0, 0)
     plan = struct.pack(f"=QQ7I4xQQI4x{len(arguments)}q", function, compiled.function, *config, *arguments)
+    device = max(tensor.get_device() for tensor in tensors)
+    hosts = [i for i, tensor in enumerate(tensors) if tensor.get_device() != device]
     driver, hooks = triton.runtime.driver.active, triton.knobs.runtime
     stream_of = driver.get_current_stream
     current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
@@ -2576,6 +2581,8 @@ def _direct(compiled, device, grid, numbers, num_tensors, num_layers):
             if type(layer) is not int or not 0 <= layer < num_layers:
                 return False
             tensors += (layer,)
+        if hosts and not all(tensors[i].is_pinned() for i in hosts):
+            return False
         return start(plan, stream_of(device), tensors)
 
     launch.kernel = compiled  # whose code is unloaded with it

@@ -31,10 +31,19 @@ Strides are read from the tensors, in elements, and may be larger than these.
 """
 
 import contextlib
+import ctypes
+import functools
+import re
+import struct
 
 import torch
 import triton
 import triton.language as tl
+
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None
 
 __all__ = ["TRANSFER", "transfer", "transfer_blocks", "register_ops"]
 
@@ -91,6 +100,19 @@ def transfer(
     At most so many programs are launched; None is as many as there is work for.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    tensors = (
+        src_key_cache,
+        src_value_cache,
+        dst_key_cache,
+        dst_value_cache,
+        dst_key_scales,
+        dst_value_scales,
+        src_slots,
+        dst_slots,
+    )
+    others = (src_head, dst_head, heads, programs)
+    if _transfer_kept.start(tensors, *others):
+        return
     src_count = _check_integers("src_slots", src_slots, None)
     dst_count = _check_integers("dst_slots", dst_slots, None)
     device = src_slots.device
@@ -153,8 +175,35 @@ def transfer(
     tokens = 2
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
+        grid = (min(items, programs or items),)
+        numbers = (
+            src_head,
+            dst_head,
+            num_tokens,
+            src_num_slots,
+            dst_num_slots,
+            src_key_cache.stride(0),
+            src_key_cache.stride(1),
+            src_key_cache.stride(2),
+            src_value_cache.stride(0),
+            src_value_cache.stride(1),
+            src_value_cache.stride(2),
+            dst_key_cache.stride(0),
+            dst_key_cache.stride(1),
+            dst_key_cache.stride(2),
+            dst_key_scales.stride(0),
+            dst_key_scales.stride(1),
+            dst_value_cache.stride(0),
+            dst_value_cache.stride(1),
+            dst_value_cache.stride(2),
+            dst_value_scales.stride(0),
+            dst_value_scales.stride(1),
+            tokens,
+            heads,
+            _native(device),
+        )
         with _on(device):
-            _transfer_kernel[(min(items, programs or items),)](
+            compiled = _transfer_kernel[grid](
                 src_key_cache,
                 src_value_cache,
                 dst_key_cache.view(torch.uint8),
@@ -163,33 +212,11 @@ def transfer(
                 dst_value_scales,
                 src_slots,
                 dst_slots,
-                src_head,
-                dst_head,
-                num_tokens,
-                src_num_slots,
-                dst_num_slots,
-                src_key_cache.stride(0),
-                src_key_cache.stride(1),
-                src_key_cache.stride(2),
-                src_value_cache.stride(0),
-                src_value_cache.stride(1),
-                src_value_cache.stride(2),
-                dst_key_cache.stride(0),
-                dst_key_cache.stride(1),
-                dst_key_cache.stride(2),
-                dst_key_scales.stride(0),
-                dst_key_scales.stride(1),
-                dst_value_cache.stride(0),
-                dst_value_cache.stride(1),
-                dst_value_cache.stride(2),
-                dst_value_scales.stride(0),
-                dst_value_scales.stride(1),
-                tokens,
-                heads,
-                _native(device),
+                *numbers,
                 num_warps=4,
                 enable_fp_fusion=False,
             )
+        _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
 
 def transfer_blocks(
@@ -222,6 +249,19 @@ def transfer_blocks(
     At most so many programs are launched; None is as many as there is work for.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
+    tensors = (
+        src_key_cache,
+        src_value_cache,
+        dst_key_cache,
+        dst_value_cache,
+        dst_key_scales,
+        dst_value_scales,
+        src_blocks,
+        dst_blocks,
+    )
+    others = (src_head, dst_head, heads, num_tokens, programs)
+    if _transfer_blocks_kept.start(tensors, *others):
+        return
     src_count = _check_integers("src_blocks", src_blocks, None)
     dst_count = _check_integers("dst_blocks", dst_blocks, None)
     device = src_blocks.device
@@ -280,8 +320,35 @@ def transfer_blocks(
     tokens = 2
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
+        grid = (min(items, programs or items),)
+        numbers = (
+            src_head,
+            dst_head,
+            num_tokens,
+            src_num_blocks,
+            dst_num_blocks,
+            src_key_cache.stride(0),
+            src_key_cache.stride(1),
+            src_key_cache.stride(2),
+            src_value_cache.stride(0),
+            src_value_cache.stride(1),
+            src_value_cache.stride(2),
+            dst_key_cache.stride(0),
+            dst_key_cache.stride(1),
+            dst_key_cache.stride(2),
+            dst_key_scales.stride(0),
+            dst_key_scales.stride(1),
+            dst_value_cache.stride(0),
+            dst_value_cache.stride(1),
+            dst_value_cache.stride(2),
+            dst_value_scales.stride(0),
+            dst_value_scales.stride(1),
+            tokens,
+            heads,
+            _native(device),
+        )
         with _on(device):
-            _transfer_blocks_kernel[(min(items, programs or items),)](
+            compiled = _transfer_blocks_kernel[grid](
                 src_key_cache,
                 src_value_cache,
                 dst_key_cache.view(torch.uint8),
@@ -290,33 +357,11 @@ def transfer_blocks(
                 dst_value_scales,
                 src_blocks,
                 dst_blocks,
-                src_head,
-                dst_head,
-                num_tokens,
-                src_num_blocks,
-                dst_num_blocks,
-                src_key_cache.stride(0),
-                src_key_cache.stride(1),
-                src_key_cache.stride(2),
-                src_value_cache.stride(0),
-                src_value_cache.stride(1),
-                src_value_cache.stride(2),
-                dst_key_cache.stride(0),
-                dst_key_cache.stride(1),
-                dst_key_cache.stride(2),
-                dst_key_scales.stride(0),
-                dst_key_scales.stride(1),
-                dst_value_cache.stride(0),
-                dst_value_cache.stride(1),
-                dst_value_cache.stride(2),
-                dst_value_scales.stride(0),
-                dst_value_scales.stride(1),
-                tokens,
-                heads,
-                _native(device),
+                *numbers,
                 num_warps=4,
                 enable_fp_fusion=False,
             )
+        _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 
 
 def register_ops():
@@ -811,3 +856,200 @@ def _capturing(device):
 
 def _refuse_to_compile(**kernel):
     raise RuntimeError("a graph is being captured and the kernel is not compiled yet: call the function once before")
+
+
+class _Kept:
+    """The launches of one function that were checked once, by what its tensors and other arguments are."""
+
+    def __init__(self):
+        self.latest = {}
+        self.known = {}
+
+    def start(self, tensors, *others, layer=None):
+        """Starts the launch that is kept for such tensors and other arguments; whether there is one that could be.
+
+        Tensors like the latest ones are known at once.
+        """
+        try:
+            same, launch = self.latest[others]
+        except (KeyError, TypeError):  # a TypeError is that of an argument which the checks refuse
+            return False
+        if not same(*tensors):
+            launch = self.find(tensors, others)
+        return launch is not None and launch(tensors, layer)
+
+    def find(self, tensors, others):
+        """The launch kept for such tensors, which is the latest from now on."""
+        try:
+            kept = self.known[others, *map(_kind, tensors)]
+        except KeyError:
+            return None
+        self.latest[others] = kept
+        return kept[1]
+
+    def keep(self, compiled, grid, numbers, tensors, *others, num_layers=0):
+        """Keeps a launch, if it can be started directly."""
+        if any(tensor.data_ptr() % 16 for tensor in tensors):
+            return
+        launch = _direct(compiled, grid, numbers, tensors, num_layers)
+        if launch is None:
+            return
+        if len(self.known) >= 1024:
+            self.known.clear()
+            self.latest.clear()
+        self.latest[others] = self.known[others, *map(_kind, tensors)] = _same_as(tensors), launch
+
+
+def _kind(tensor):
+    try:
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg()
+    except (AttributeError, RuntimeError):  # no tensor, or one without strides: of no kind that is kept
+        return None
+
+
+def _same_as(tensors):
+    """A function that compares the kinds of other tensors with these at once; it may say no where all is the same."""
+    if TensorGuards is None:
+        return _never
+    shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
+
+
+def _never(*tensors):
+    return False
+
+
+_start_in_c = """
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    int (*launch)(const void *, void *, void **, void **); /* cuLaunchKernelEx */
+    void *function;
+    uint64_t config[7]; /* CUlaunchConfig, the stream at its fifth word */
+    uint64_t arguments[128];
+} Plan;
+
+static PyObject *data_ptr;
+
+/* start(plan, stream, given): given are tensors, and numbers behind them, which are the kernel's first arguments. */
+static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    Plan plan;
+    void *parameters[128];
+    uint64_t bits = 0;
+    int failed;
+    Py_ssize_t size = PyBytes_GET_SIZE(args[0]);
+    memcpy(&plan, PyBytes_AS_STRING(args[0]), size);
+    plan.config[4] = PyLong_AsUnsignedLongLong(args[1]);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[2]); ++i) {
+        PyObject *given = PyTuple_GET_ITEM(args[2], i);
+        if (PyLong_Check(given)) {
+            plan.arguments[i] = PyLong_AsLongLong(given);
+            continue;
+        }
+        PyObject *address = PyObject_CallMethodNoArgs(given, data_ptr);
+        if (address == NULL)
+            return NULL;
+        plan.arguments[i] = PyLong_AsUnsignedLongLong(address);
+        bits |= plan.arguments[i] ? plan.arguments[i] : 1; /* nothing lies at 0 */
+        Py_DECREF(address);
+    }
+    if (PyErr_Occurred())
+        return NULL;
+    if (bits % 16) /* that none is odd is compiled in */
+        Py_RETURN_FALSE;
+    count = (size - offsetof(Plan, arguments)) / 8;
+    for (Py_ssize_t i = 0; i < count; ++i)
+        parameters[i] = &plan.arguments[i];
+    Py_BEGIN_ALLOW_THREADS
+    failed = plan.launch(plan.config, plan.function, parameters, NULL);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(!failed);
+}
+
+static PyMethodDef methods[] = {{"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, NULL}, {NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_start", NULL, -1, methods};
+
+PyMODINIT_FUNC PyInit__start(void)
+{
+    data_ptr = PyUnicode_InternFromString("data_ptr");
+    return data_ptr == NULL ? NULL : PyModule_Create(&module);
+}
+"""
+
+
+@functools.cache
+def _starter():
+    """Starts a kernel at the addresses of tensors; and the address of CUDA's function for it. None without a compiler."""
+    try:
+        function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+        start = triton.runtime.build.compile_module_from_src(src=_start_in_c, name="_start").start
+    except Exception:  # whatever keeps it from being built, Triton's own launches go on
+        return None
+    return start, ctypes.cast(function, ctypes.c_void_p).value
+
+
+def _direct(compiled, grid, numbers, tensors, num_layers):
+    """Starts a compiled kernel for such tensors, past Triton's own look-up and launcher; None if it is unknown how.
+
+    It takes tensors, and the index of a layer where there are num_layers. It returns whether it did: not for addresses
+    that are no multiple of 16, host memory that is not pinned, an index of no layer, another current device, while
+    somebody watches launches, or if the driver refuses; these all go the long way.
+    """
+    if type(getattr(compiled, "run", None)).__name__ != "CudaLauncher" or _starter() is None:
+        return None
+    numbers = [
+        number for number, kind in zip(numbers, _kinds(compiled)[-len(numbers) :], strict=True) if kind != "constexpr"
+    ]
+    arguments = [0] * (len(tensors) + (num_layers > 0)) + numbers + [0, 0]  # no scratch memory
+    if not _takes(compiled, arguments):
+        return None
+    start, function = _starter()
+    metadata, size = compiled.metadata, (*grid, 1, 1)[:3]
+    config = (*size, 32 * metadata.num_warps, 1, 1, metadata.shared, 0, 0, 0)
+    plan = struct.pack(f"=QQ7I4xQQI4x{len(arguments)}q", function, compiled.function, *config, *arguments)
+    device = max(tensor.get_device() for tensor in tensors)
+    hosts = [i for i, tensor in enumerate(tensors) if tensor.get_device() != device]
+    driver, hooks = triton.runtime.driver.active, triton.knobs.runtime
+    stream_of = driver.get_current_stream
+    current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
+    entering, leaving = hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls
+
+    def launch(tensors, layer):
+        if entering or leaving or current_device() != device:
+            return False
+        if num_layers:
+            if type(layer) is not int or not 0 <= layer < num_layers:
+                return False
+            tensors += (layer,)
+        if hosts and not all(tensors[i].is_pinned() for i in hosts):
+            return False
+        return start(plan, stream_of(device), tensors)
+
+    launch.kernel = compiled  # whose code is unloaded with it
+    return launch
+
+
+def _kinds(compiled):
+    return list(compiled.src.signature.values())
+
+
+def _takes(compiled, arguments):
+    """Whether a compiled kernel takes such arguments, as its PTX has it, and needs nothing but them."""
+    metadata = compiled.metadata
+    if metadata.num_ctas != 1 or metadata.launch_cooperative_grid or metadata.launch_pdl:
+        return False
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        return False
+    kinds = [kind for kind in _kinds(compiled) if kind != "constexpr"] + ["*", "*"]
+    bits = ["64" if kind[0] == "*" else kind[1:] for kind in kinds]
+    head = compiled.asm["ptx"].partition(".entry")[2].partition(")")[0]
+    return len(arguments) == len(bits) <= 128 and re.findall(r"\.param \.[a-z](\d+)", head) == bits
+
+
+_transfer_kept = _Kept()
+_transfer_blocks_kept = _Kept()

@@ -285,6 +285,7 @@ def test_tensors_of_other_kinds_find_their_own_launch(module, driver) -> None:
         assert driver.calls.pop()[-1][:3] == addresses(given)
     assert kept.start((several[0][0][:2], *several[0][1:])) is False
     assert kept.start((None, 3, several[0][0])) is False
+    assert kept.start((several[0][0].to_sparse(), *several[0][1:])) is False
 
 
 def test_other_arguments_have_launches_of_their_own(module, driver) -> None:
@@ -400,6 +401,22 @@ def test_kept_launches_serve_whatever_comes_next(name: str, monkeypatch) -> None
         report = harness.run(layout, module, only=names)
         assert report.ok, str(report)
     assert {name.removeprefix("_").removesuffix("_kernel") for name in started} >= KEPT[name]
+
+
+def test_buffers_that_are_not_read_are_looked_at_too(monkeypatch) -> None:
+    """Of a stream that is stored twice gather reads one buffer, and checks both each time."""
+    module = module_of(shipped("mla_assembled"))
+    started = interpret_kept(module, monkeypatch)
+    key_cache, value_cache = module.allocate(3)
+    slots = torch.tensor([5, 7])
+    key_cache.copy_(torch.randn(key_cache.shape))
+    for _ in range(2):
+        found = module.gather(key_cache, value_cache, slots)[0]
+        assert torch.equal(found, key_cache.flatten(0, 1)[slots][:, : found.shape[-1]])
+    assert started == ["_gather_kernel"]
+    for other, error in ((value_cache[:2], ValueError), (value_cache.to_sparse(), TypeError), (None, TypeError)):
+        with pytest.raises(error, match="value_cache"):
+            module.gather(key_cache, other, slots)
 
 
 def test_nothing_is_compiled_while_a_graph_is_captured(module, monkeypatch) -> None:
