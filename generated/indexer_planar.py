@@ -36,6 +36,7 @@ __all__ = [
     "gather",
     "gather_paged",
     "gather_codes",
+    "gather_codes_paged",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -374,6 +375,91 @@ def gather_codes(index_cache, slots, *, out=None, zero_skipped=False):
     return key_out, key_scale_out
 
 
+def gather_codes_paged(
+    index_cache, block_table, seq_lens, cu_seq_lens, *, starts=None, total_tokens=None, out=None, zero_skipped=False
+):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      key [T, 128] float8_e4m3fn
+      key_scale [T, 1] float32
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    Row i of the result, cu_seq_lens[r] <= i < cu_seq_lens[r + 1], is request r's token at position
+    starts[r] + i - cu_seq_lens[r] (0 + ... without starts) if that is below seq_lens[r]; its slot number is
+    block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    if out is None:
+        _tensor("index_cache", index_cache, 2, None)
+        if total_tokens is None:
+            raise ValueError("gather_codes_paged: give total_tokens or out, since the lengths lie on the device")
+        _check_whole("total_tokens", total_tokens, 0)
+        num_tokens = total_tokens
+        device, zero_skipped = index_cache.device, True
+        key_out = torch.empty((num_tokens, 128), dtype=torch.float8_e4m3fn, device=device)
+        key_scale_out = torch.empty((num_tokens, 1), dtype=torch.float32, device=device)
+    else:
+        key_out, key_scale_out = _outs(out, 2)
+    tensors = (key_out, key_scale_out, index_cache, block_table, seq_lens, cu_seq_lens)
+    if starts is not None:
+        tensors += (starts,)
+    if _gather_codes_paged_kept.start(tensors, total_tokens, zero_skipped, starts is None):
+        return key_out, key_scale_out
+    num_blocks = _size("index_cache", index_cache, 2, 0)
+    device = index_cache.device
+    _check_buffer("index_cache", index_cache, (num_blocks, 8448), (torch.uint8,), 4, device)
+    num_requests = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    if starts is not None:
+        _check_integers("starts", starts, device, num_requests)
+    _check_table("block_table", block_table, device, num_requests)
+    if total_tokens is None:
+        num_tokens = _size("out", key_out, 2, 0)
+    else:
+        _check_whole("total_tokens", total_tokens, 0)
+        num_tokens = total_tokens
+    key_out = _check_stream(
+        "key_out", key_out, num_tokens, (128,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    key_scale_out = _check_stream(
+        "key_scale_out", key_scale_out, num_tokens, (1,), (torch.float32,), device, exact=True
+    )
+    search_step = 1 << (num_requests + 1).bit_length() - 1
+    tokens = 1 if num_tokens <= 64 else 8
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        grid = (triton.cdiv(num_tokens, tokens),)
+        numbers = (
+            block_table.stride(0),
+            block_table.shape[1],
+            num_requests,
+            search_step,
+            num_slots,
+            num_tokens,
+            index_cache.stride(0),
+            key_out.stride(0),
+            key_scale_out.stride(0),
+            tokens,
+            zero_skipped,
+        )
+        with _on(device):
+            compiled = _gather_codes_paged_kernel[grid](
+                key_out.view(torch.uint8),
+                key_scale_out,
+                index_cache,
+                block_table,
+                seq_lens,
+                cu_seq_lens,
+                starts,
+                *numbers,
+                num_warps=4,
+            )
+        _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
+    return key_out, key_scale_out
+
+
 def copy_blocks(index_cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -565,10 +651,10 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_indexer_planar_ae6200ee.NAME takes what the function takes,
+    torch.ops.kvgen_indexer_planar_d63f1af6.NAME takes what the function takes,
     but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_indexer_planar_ae6200ee
+    ops = torch.ops.kvgen_indexer_planar_d63f1af6
     for schema, function, fake in (
         ("append(Tensor key, Tensor(a1!) index_cache, Tensor slot_mapping) -> ()", append, _nothing),
         ("append_key(Tensor key, Tensor(a1!) index_cache, Tensor slot_mapping) -> ()", append_key, _nothing),
@@ -584,6 +670,11 @@ def register_ops():
             _gather_paged_fake,
         ),
         ("gather_codes(Tensor index_cache, Tensor slots) -> (Tensor, Tensor)", gather_codes, _gather_codes_fake),
+        (
+            "gather_codes_paged(Tensor index_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens) -> (Tensor, Tensor)",
+            gather_codes_paged,
+            _gather_codes_paged_fake,
+        ),
         ("copy_blocks(Tensor(a0!) index_cache, Tensor pairs) -> ()", copy_blocks, _nothing),
         ("zero_blocks(Tensor(a0!) index_cache, Tensor blocks) -> ()", zero_blocks, _nothing),
         (
@@ -600,7 +691,7 @@ def register_ops():
     ):
         name, _, arguments = schema.partition("(")
         if not hasattr(ops, name):
-            name = f"kvgen_indexer_planar_ae6200ee::{name}"
+            name = f"kvgen_indexer_planar_d63f1af6::{name}"
             torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
             torch.library.register_fake(name, fake)
@@ -625,6 +716,12 @@ def _gather_paged_fake(index_cache, block_table, seq_lens, cu_seq_lens, *, start
 
 def _gather_codes_fake(index_cache, slots):
     num_tokens = slots.shape[0]
+    new = index_cache.new_empty
+    return new((num_tokens, 128), dtype=torch.float8_e4m3fn), new((num_tokens, 1), dtype=torch.float32)
+
+
+def _gather_codes_paged_fake(index_cache, block_table, seq_lens, cu_seq_lens, *, starts=None, total_tokens):
+    num_tokens = total_tokens
     new = index_cache.new_empty
     return new((num_tokens, 128), dtype=torch.float8_e4m3fn), new((num_tokens, 1), dtype=torch.float32)
 
@@ -915,6 +1012,66 @@ def _gather_codes_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    key_dim = tl.arange(0, KEY_DIM)
+
+    # key from index_cache
+    key = tl.load(
+        index_cache_ptr + block[:, None] * index_cache_stride_block + slot[:, None] * 128 + key_dim[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    tl.store(key_out_ptr + token[:, None] * key_out_stride_token + key_dim[None, :], key, mask=written[:, None])
+
+    # key_scale from index_cache
+    key_scale_ptrs = (index_cache_ptr + block * index_cache_stride_block).to(
+        tl.pointer_type(key_scale_out_ptr.dtype.element_ty), bitcast=True
+    )
+    key_scale = tl.load(key_scale_ptrs + slot + 2048, mask=valid, other=0)
+    tl.store(key_scale_out_ptr + token * key_scale_out_stride_token, key_scale, mask=written)
+
+
+@triton.jit(
+    do_not_specialize=["block_table_stride", "num_columns", "num_requests", "search_step", "num_slots", "num_tokens"]
+)
+def _gather_codes_paged_kernel(
+    key_out_ptr,
+    key_scale_out_ptr,
+    index_cache_ptr,
+    block_table_ptr,
+    seq_lens_ptr,
+    cu_seq_lens_ptr,
+    starts_ptr,
+    block_table_stride,
+    num_columns,
+    num_requests,
+    search_step,
+    num_slots,
+    num_tokens,
+    index_cache_stride_block,
+    key_out_stride_token,
+    key_scale_out_stride_token,
+    TOKENS: tl.constexpr,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads key and key_scale of TOKENS tokens."""
+    KEY_DIM: tl.constexpr = 128
+    BLOCK_SIZE: tl.constexpr = 64
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, search_step)
+    known = (request >= 0) & (request < num_requests)
+    position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
+    if starts_ptr is not None:
+        position += tl.load(starts_ptr + request, mask=known, other=0)
+    known = known & (position < tl.load(seq_lens_ptr + request, mask=known, other=0))
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     written = valid
     if ZERO_SKIPPED:
@@ -1719,6 +1876,7 @@ _append_positions_kept = _Kept()
 _gather_kept = _Kept()
 _gather_paged_kept = _Kept()
 _gather_codes_kept = _Kept()
+_gather_codes_paged_kept = _Kept()
 _copy_blocks_kept = _Kept()
 _zero_blocks_kept = _Kept()
 _gather_page_table_kept = _Kept()

@@ -37,6 +37,7 @@ __all__ = [
     "gather",
     "gather_paged",
     "gather_codes",
+    "gather_codes_paged",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -540,6 +541,92 @@ def gather_codes(cache, slots, *, out=None, zero_skipped=False):
     return latent_out, rope_out
 
 
+def gather_codes_paged(
+    cache, block_table, seq_lens, cu_seq_lens, *, starts=None, total_tokens=None, out=None, zero_skipped=False
+):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      latent [T, 512] float8_e4m3fn
+      rope [T, 64] float8_e4m3fn
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    Row i of the result, cu_seq_lens[r] <= i < cu_seq_lens[r + 1], is request r's token at position
+    starts[r] + i - cu_seq_lens[r] (0 + ... without starts) if that is below seq_lens[r]; its slot number is
+    block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    if out is None:
+        _tensor("cache", cache, 3, None)
+        if total_tokens is None:
+            raise ValueError("gather_codes_paged: give total_tokens or out, since the lengths lie on the device")
+        _check_whole("total_tokens", total_tokens, 0)
+        num_tokens = total_tokens
+        device, zero_skipped = cache.device, True
+        latent_out = torch.empty((num_tokens, 512), dtype=torch.float8_e4m3fn, device=device)
+        rope_out = torch.empty((num_tokens, 64), dtype=torch.float8_e4m3fn, device=device)
+    else:
+        latent_out, rope_out = _outs(out, 2)
+    tensors = (latent_out, rope_out, cache, block_table, seq_lens, cu_seq_lens)
+    if starts is not None:
+        tensors += (starts,)
+    if _gather_codes_paged_kept.start(tensors, total_tokens, zero_skipped, starts is None):
+        return latent_out, rope_out
+    num_blocks = _size("cache", cache, 3, 0)
+    device = cache.device
+    _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device)
+    num_requests = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    if starts is not None:
+        _check_integers("starts", starts, device, num_requests)
+    _check_table("block_table", block_table, device, num_requests)
+    if total_tokens is None:
+        num_tokens = _size("out", latent_out, 2, 0)
+    else:
+        _check_whole("total_tokens", total_tokens, 0)
+        num_tokens = total_tokens
+    latent_out = _check_stream(
+        "latent_out", latent_out, num_tokens, (512,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    rope_out = _check_stream(
+        "rope_out", rope_out, num_tokens, (64,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
+    )
+    search_step = 1 << (num_requests + 1).bit_length() - 1
+    tokens = 1 if num_tokens <= 64 else 4
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        grid = (triton.cdiv(num_tokens, tokens),)
+        numbers = (
+            block_table.stride(0),
+            block_table.shape[1],
+            num_requests,
+            search_step,
+            num_slots,
+            num_tokens,
+            cache.stride(0),
+            cache.stride(1),
+            latent_out.stride(0),
+            rope_out.stride(0),
+            tokens,
+            zero_skipped,
+        )
+        with _on(device):
+            compiled = _gather_codes_paged_kernel[grid](
+                latent_out.view(torch.uint8),
+                rope_out.view(torch.uint8),
+                cache.view(torch.uint8),
+                block_table,
+                seq_lens,
+                cu_seq_lens,
+                starts,
+                *numbers,
+                num_warps=8,
+            )
+        _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
+    return latent_out, rope_out
+
+
 def copy_blocks(cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -786,10 +873,10 @@ def allocate(num_blocks, *, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_mla_fp8_9e4c283c.NAME takes what the function takes,
+    torch.ops.kvgen_mla_fp8_77c798a7.NAME takes what the function takes,
     but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_mla_fp8_9e4c283c
+    ops = torch.ops.kvgen_mla_fp8_77c798a7
     for schema, function, fake in (
         (
             "append(Tensor latent, Tensor rope, Tensor(a2!) cache, Tensor slot_mapping, Tensor latent_scale, Tensor rope_scale) -> ()",
@@ -822,6 +909,11 @@ def register_ops():
             _gather_paged_fake,
         ),
         ("gather_codes(Tensor cache, Tensor slots) -> (Tensor, Tensor)", gather_codes, _gather_codes_fake),
+        (
+            "gather_codes_paged(Tensor cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens) -> (Tensor, Tensor)",
+            gather_codes_paged,
+            _gather_codes_paged_fake,
+        ),
         ("copy_blocks(Tensor(a0!) cache, Tensor pairs) -> ()", copy_blocks, _nothing),
         ("zero_blocks(Tensor(a0!) cache, Tensor blocks) -> ()", zero_blocks, _nothing),
         (
@@ -839,7 +931,7 @@ def register_ops():
     ):
         name, _, arguments = schema.partition("(")
         if not hasattr(ops, name):
-            name = f"kvgen_mla_fp8_9e4c283c::{name}"
+            name = f"kvgen_mla_fp8_77c798a7::{name}"
             torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
             torch.library.register_fake(name, fake)
@@ -870,6 +962,12 @@ def _gather_paged_fake(
 
 def _gather_codes_fake(cache, slots):
     num_tokens = slots.shape[0]
+    new = cache.new_empty
+    return new((num_tokens, 512), dtype=torch.float8_e4m3fn), new((num_tokens, 64), dtype=torch.float8_e4m3fn)
+
+
+def _gather_codes_paged_fake(cache, block_table, seq_lens, cu_seq_lens, *, starts=None, total_tokens):
+    num_tokens = total_tokens
     new = cache.new_empty
     return new((num_tokens, 512), dtype=torch.float8_e4m3fn), new((num_tokens, 64), dtype=torch.float8_e4m3fn)
 
@@ -1278,6 +1376,72 @@ def _gather_codes_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    latent_dim = tl.arange(0, LATENT_DIM)
+    rope_dim = tl.arange(0, ROPE_DIM)
+
+    # latent from cache
+    latent = tl.load(
+        cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from cache
+    rope = tl.load(
+        cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
+        mask=valid[:, None],
+        other=0,
+    )
+    tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
+
+
+@triton.jit(
+    do_not_specialize=["block_table_stride", "num_columns", "num_requests", "search_step", "num_slots", "num_tokens"]
+)
+def _gather_codes_paged_kernel(
+    latent_out_ptr,
+    rope_out_ptr,
+    cache_ptr,
+    block_table_ptr,
+    seq_lens_ptr,
+    cu_seq_lens_ptr,
+    starts_ptr,
+    block_table_stride,
+    num_columns,
+    num_requests,
+    search_step,
+    num_slots,
+    num_tokens,
+    cache_stride_block,
+    cache_stride_slot,
+    latent_out_stride_token,
+    rope_out_stride_token,
+    TOKENS: tl.constexpr,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads latent and rope of TOKENS tokens."""
+    LATENT_DIM: tl.constexpr = 512
+    ROPE_DIM: tl.constexpr = 64
+    BLOCK_SIZE: tl.constexpr = 64
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, search_step)
+    known = (request >= 0) & (request < num_requests)
+    position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
+    if starts_ptr is not None:
+        position += tl.load(starts_ptr + request, mask=known, other=0)
+    known = known & (position < tl.load(seq_lens_ptr + request, mask=known, other=0))
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     written = valid
     if ZERO_SKIPPED:
@@ -2135,6 +2299,7 @@ _append_positions_kept = _Kept()
 _gather_kept = _Kept()
 _gather_paged_kept = _Kept()
 _gather_codes_kept = _Kept()
+_gather_codes_paged_kept = _Kept()
 _copy_blocks_kept = _Kept()
 _zero_blocks_kept = _Kept()
 _gather_page_table_kept = _Kept()

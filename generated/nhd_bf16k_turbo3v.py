@@ -40,6 +40,7 @@ __all__ = [
     "gather",
     "gather_paged",
     "gather_codes",
+    "gather_codes_paged",
     "copy_blocks",
     "zero_blocks",
     "gather_page_table",
@@ -531,6 +532,120 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
     return key_out, value_out, value_scale_out
 
 
+def gather_codes_paged(
+    key_cache,
+    value_cache,
+    block_table,
+    seq_lens,
+    cu_seq_lens,
+    *,
+    starts=None,
+    total_tokens=None,
+    out=None,
+    zero_skipped=False,
+):
+    """Read tokens' codes, scales and zeros as they are stored, in one launch.
+
+    Returns these, or out if it is given:
+      key [T, NUM_HEADS, 128]
+      value [T, NUM_HEADS, 48] uint8
+      value_scale [T, NUM_HEADS, 8] float8_e4m3fn
+    Last dimensions count values, the bytes of codes that share some, or groups under one scale.
+    Row i of the result, cu_seq_lens[r] <= i < cu_seq_lens[r + 1], is request r's token at position
+    starts[r] + i - cu_seq_lens[r] (0 + ... without starts) if that is below seq_lens[r]; its slot number is
+    block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
+    A token whose slot number is negative or lies past the pool is skipped:
+    its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
+    TypeError and ValueError name the tensor that does not fit, before anything is launched.
+    """
+    if out is None:
+        _tensor("key_cache", key_cache, 4, None)
+        _tensor("value_cache", value_cache, 4, None)
+        if total_tokens is None:
+            raise ValueError("gather_codes_paged: give total_tokens or out, since the lengths lie on the device")
+        _check_whole("total_tokens", total_tokens, 0)
+        num_tokens = total_tokens
+        device, zero_skipped = key_cache.device, True
+        key_out = torch.empty((num_tokens, NUM_HEADS, 128), dtype=key_cache.dtype, device=device)
+        value_out = torch.empty((num_tokens, NUM_HEADS, 48), dtype=value_cache.dtype, device=device)
+        value_scale_out = torch.empty((num_tokens, NUM_HEADS, 8), dtype=torch.float8_e4m3fn, device=device)
+    else:
+        key_out, value_out, value_scale_out = _outs(out, 3)
+    tensors = (key_out, value_out, value_scale_out, key_cache, value_cache, block_table, seq_lens, cu_seq_lens)
+    if starts is not None:
+        tensors += (starts,)
+    if _gather_codes_paged_kept.start(tensors, total_tokens, zero_skipped, starts is None):
+        return key_out, value_out, value_scale_out
+    num_blocks = _size("key_cache", key_cache, 4, 0)
+    device = key_cache.device
+    _check_buffer(
+        "key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 128), (torch.bfloat16, torch.float16), 1, device
+    )
+    _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 56), (torch.uint8,), 1, device)
+    num_requests = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    if starts is not None:
+        _check_integers("starts", starts, device, num_requests)
+    _check_table("block_table", block_table, device, num_requests)
+    if total_tokens is None:
+        num_tokens = _size("out", key_out, 3, 0)
+    else:
+        _check_whole("total_tokens", total_tokens, 0)
+        num_tokens = total_tokens
+    _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, 128), (key_cache.dtype,), device, exact=True)
+    _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, 48), (value_cache.dtype,), device, exact=True)
+    _check_stream(
+        "value_scale_out",
+        value_scale_out,
+        num_tokens,
+        (NUM_HEADS, 8),
+        (torch.float8_e4m3fn, torch.uint8),
+        device,
+        exact=True,
+    )
+    search_step = 1 << (num_requests + 1).bit_length() - 1
+    num_slots = num_blocks * BLOCK_SIZE
+    if num_tokens > 0:
+        grid = (num_tokens,)
+        numbers = (
+            block_table.stride(0),
+            block_table.shape[1],
+            num_requests,
+            search_step,
+            num_slots,
+            num_tokens,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
+            key_out.stride(0),
+            key_out.stride(1),
+            value_cache.stride(0),
+            value_cache.stride(1),
+            value_cache.stride(2),
+            value_out.stride(0),
+            value_out.stride(1),
+            value_scale_out.stride(0),
+            value_scale_out.stride(1),
+            zero_skipped,
+        )
+        with _on(device):
+            compiled = _gather_codes_paged_kernel[grid](
+                key_out,
+                value_out,
+                value_scale_out.view(torch.uint8),
+                key_cache,
+                value_cache,
+                block_table,
+                seq_lens,
+                cu_seq_lens,
+                starts,
+                *numbers,
+                num_warps=4,
+            )
+        _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
+    return key_out, value_out, value_scale_out
+
+
 def copy_blocks(key_cache, value_cache, pairs):
     """Copy whole blocks within the pool, in one launch.
 
@@ -757,10 +872,10 @@ def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_nhd_bf16k_turbo3v_b4913426.NAME takes what the function takes,
+    torch.ops.kvgen_nhd_bf16k_turbo3v_7029e900.NAME takes what the function takes,
     but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_nhd_bf16k_turbo3v_b4913426
+    ops = torch.ops.kvgen_nhd_bf16k_turbo3v_7029e900
     for schema, function, fake in (
         (
             "append(Tensor key, Tensor value, Tensor(a2!) key_cache, Tensor(a3!) value_cache, Tensor slot_mapping) -> ()",
@@ -789,6 +904,11 @@ def register_ops():
             gather_codes,
             _gather_codes_fake,
         ),
+        (
+            "gather_codes_paged(Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor cu_seq_lens, *, Tensor? starts=None, SymInt total_tokens) -> (Tensor, Tensor, Tensor)",
+            gather_codes_paged,
+            _gather_codes_paged_fake,
+        ),
         ("copy_blocks(Tensor(a0!) key_cache, Tensor(a1!) value_cache, Tensor pairs) -> ()", copy_blocks, _nothing),
         ("zero_blocks(Tensor(a0!) key_cache, Tensor(a1!) value_cache, Tensor blocks) -> ()", zero_blocks, _nothing),
         (
@@ -805,7 +925,7 @@ def register_ops():
     ):
         name, _, arguments = schema.partition("(")
         if not hasattr(ops, name):
-            name = f"kvgen_nhd_bf16k_turbo3v_b4913426::{name}"
+            name = f"kvgen_nhd_bf16k_turbo3v_7029e900::{name}"
             torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
             torch.library.register_fake(name, fake)
@@ -836,6 +956,16 @@ def _gather_paged_fake(
 
 def _gather_codes_fake(key_cache, value_cache, slots):
     num_tokens = slots.shape[0]
+    new = key_cache.new_empty
+    return (
+        new((num_tokens, NUM_HEADS, 128), dtype=key_cache.dtype),
+        new((num_tokens, NUM_HEADS, 48), dtype=value_cache.dtype),
+        new((num_tokens, NUM_HEADS, 8), dtype=torch.float8_e4m3fn),
+    )
+
+
+def _gather_codes_paged_fake(key_cache, value_cache, block_table, seq_lens, cu_seq_lens, *, starts=None, total_tokens):
+    num_tokens = total_tokens
     new = key_cache.new_empty
     return (
         new((num_tokens, NUM_HEADS, 128), dtype=key_cache.dtype),
@@ -1416,6 +1546,126 @@ def _gather_codes_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    written = valid
+    if ZERO_SKIPPED:
+        written = in_range
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    key_dim = tl.arange(0, KEY_DIM)
+    value_dim = tl.arange(0, 64)
+    value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
+
+    # key from key_cache
+    key = tl.load(
+        key_cache_ptr
+        + block[:, None, None] * key_cache_stride_block
+        + slot[:, None, None] * key_cache_stride_slot
+        + head[None, :, None] * key_cache_stride_head
+        + key_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None] & (value_dim < VALUE_DIM)[None, None, :],
+        other=0,
+    )
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=written[:, None, None] & (value_dim < VALUE_DIM)[None, None, :],
+    )
+
+    # value_scale from value_cache
+    value_scale = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_scale_dim[None, None, :]
+        + 48,
+        mask=valid[:, None, None],
+        other=0,
+    )
+    tl.store(
+        value_scale_out_ptr
+        + token[:, None, None] * value_scale_out_stride_token
+        + head[None, :, None] * value_scale_out_stride_head
+        + value_scale_dim[None, None, :],
+        value_scale,
+        mask=written[:, None, None],
+    )
+
+
+@triton.jit(
+    do_not_specialize=["block_table_stride", "num_columns", "num_requests", "search_step", "num_slots", "num_tokens"]
+)
+def _gather_codes_paged_kernel(
+    key_out_ptr,
+    value_out_ptr,
+    value_scale_out_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    block_table_ptr,
+    seq_lens_ptr,
+    cu_seq_lens_ptr,
+    starts_ptr,
+    block_table_stride,
+    num_columns,
+    num_requests,
+    search_step,
+    num_slots,
+    num_tokens,
+    key_cache_stride_block,
+    key_cache_stride_slot,
+    key_cache_stride_head,
+    key_out_stride_token,
+    key_out_stride_head,
+    value_cache_stride_block,
+    value_cache_stride_slot,
+    value_cache_stride_head,
+    value_out_stride_token,
+    value_out_stride_head,
+    value_scale_out_stride_token,
+    value_scale_out_stride_head,
+    ZERO_SKIPPED: tl.constexpr,
+):
+    """One program reads key and value and value_scale of one token, all heads."""
+    TOKENS: tl.constexpr = 1
+    NUM_HEADS: tl.constexpr = 8
+    KEY_DIM: tl.constexpr = 128
+    VALUE_DIM: tl.constexpr = 48
+    VALUE_SCALE_DIM: tl.constexpr = 8
+    BLOCK_SIZE: tl.constexpr = 16
+
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, search_step)
+    known = (request >= 0) & (request < num_requests)
+    position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
+    if starts_ptr is not None:
+        position += tl.load(starts_ptr + request, mask=known, other=0)
+    known = known & (position < tl.load(seq_lens_ptr + request, mask=known, other=0))
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     written = valid
     if ZERO_SKIPPED:
@@ -2423,6 +2673,7 @@ _append_positions_kept = _Kept()
 _gather_kept = _Kept()
 _gather_paged_kept = _Kept()
 _gather_codes_kept = _Kept()
+_gather_codes_paged_kept = _Kept()
 _copy_blocks_kept = _Kept()
 _zero_blocks_kept = _Kept()
 _gather_page_table_kept = _Kept()

@@ -67,7 +67,7 @@ def _reason(layout: Layout, name: str) -> str | None:
     """Why a function that other layouts have is not there."""
     if name.startswith("append_fused") and layout.fuse is None:
         return "a fused append needs a section `fuse`"
-    if name == "gather_codes":
+    if name in ("gather_codes", "gather_codes_paged"):
         return "no stream is encoded: `gather` reads what is stored"
     refused = {s.name: reason for s in layout.streams if (reason := append_refusal(layout, s.name))}
     writes = name in ("append", "append_positions", "append_fused")

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 
 FUNCTIONS = (
-    *("append", "append_positions", "append_fused", "gather", "gather_paged", "gather_codes", "slot_mapping"),
-    *("fill_slots", "allocate"),
+    *("append", "append_positions", "append_fused", "gather", "gather_paged", "gather_codes"),
+    *("gather_codes_paged", "slot_mapping", "fill_slots", "allocate"),
     *("copy_blocks", "zero_blocks", "gather_page_table", "register_ops", "concat_mla_key"),
 )
 

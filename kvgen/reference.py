@@ -29,6 +29,7 @@ __all__ = [
     "fill_slots",
     "gather",
     "gather_codes",
+    "gather_codes_paged",
     "gather_paged",
     "leaf_places",
     "leaf_views",
@@ -335,17 +336,57 @@ def gather_paged(
 
     Positions at or past ``seq_lens[r]`` and rows of no request are skipped. ``out`` or ``total_tokens`` gives T.
     """
+    count = _rows(out, total_tokens)
+    slots = _ragged_slots(layout, buffers, block_table, seq_lens, cu_seq_lens, starts, count, rank)
+    options = {"remap": remap, "layer": layer, "scales": scales, "dtype": dtype, "rotated": rotated}
+    return gather(layout, buffers, slots, **options, out=out, zero_skipped=zero_skipped)
+
+
+def gather_codes_paged(
+    layout: Layout,
+    buffers: Mapping[str, Tensor],
+    block_table: Tensor,
+    seq_lens: Tensor,
+    cu_seq_lens: Tensor,
+    *,
+    remap: Tensor | None = None,
+    starts: Tensor | None = None,
+    total_tokens: int | None = None,
+    layer: int | None = None,
+    rank: int = 0,
+    out: Mapping[str, Tensor] | None = None,
+    zero_skipped: bool = False,
+) -> dict[str, Tensor]:
+    """What ``gather_codes`` gives, of the tokens that ``gather_paged`` reads."""
+    count = _rows(out, total_tokens)
+    slots = _ragged_slots(layout, buffers, block_table, seq_lens, cu_seq_lens, starts, count, rank)
+    return gather_codes(layout, buffers, slots, remap=remap, layer=layer, out=out, zero_skipped=zero_skipped)
+
+
+def _rows(out: Mapping[str, Tensor] | None, total_tokens: int | None) -> int:
+    """T of ragged requests."""
     if out is None and total_tokens is None:
         raise ValueError("total_tokens: needed where there is no out")
-    count = total_tokens if out is None else len(next(iter(out.values())))
+    return total_tokens if out is None else len(next(iter(out.values())))
+
+
+def _ragged_slots(
+    layout: Layout,
+    buffers: Mapping[str, Tensor],
+    block_table: Tensor,
+    seq_lens: Tensor,
+    cu_seq_lens: Tensor,
+    starts: Tensor | None,
+    count: int,
+    rank: int,
+) -> Tensor:
+    """The slot number of every row of ragged requests, -1 where it has none."""
     row = torch.arange(count, device=block_table.device)
     request = _request_of(row, cu_seq_lens)
     position = row - _entry(cu_seq_lens, request, 0) + (0 if starts is None else _entry(starts, request, 0))
     position = torch.where(position < _entry(seq_lens, request, 0), position, -1)
     size = extents(layout, buffers)["slot"]
-    slots = locate(layout, block_table, request, position, size, rank)
-    options = {"remap": remap, "layer": layer, "scales": scales, "dtype": dtype, "rotated": rotated}
-    return gather(layout, buffers, slots, **options, out=out, zero_skipped=zero_skipped)
+    return locate(layout, block_table, request, position, size, rank)
 
 
 def append_positions(

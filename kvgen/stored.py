@@ -50,7 +50,8 @@ def _held(layout: Layout, leaf: str) -> Holds:
 
 
 def stored_plans(layout: Layout) -> tuple[tuple[Layout, Plan], ...]:
-    """The plan that reads all leaves of tokens by slot, and the layout of its streams; none where none is encoded.
+    """The plans that read all leaves of tokens by slot and by request, and the layout of their streams; none where none
+    is encoded.
 
     Leaves in several places are read where they lie first.
     """
@@ -61,9 +62,13 @@ def stored_plans(layout: Layout) -> tuple[tuple[Layout, Plan], ...]:
         Copy(stream.name, _counted(leaf, views[leaf.name][0]), dense_view(stream, f"{stream.name}_out"))
         for leaf, stream in zip(layout.leaves, stored.streams, strict=True)
     )
-    plan = Plan("gather_codes", "gather", "slots", copies)
-    verify(stored, plan)
-    return ((stored, plan),)
+    plans = (
+        Plan("gather_codes", "gather", "slots", copies),
+        Plan("gather_codes_paged", "gather", "requests", copies),
+    )
+    for plan in plans:
+        verify(stored, plan)
+    return tuple((stored, plan) for plan in plans)
 
 
 def _counted(leaf: Leaf, view: View) -> View:

@@ -109,6 +109,15 @@ class FakeModule:
         table = remap[0] if remap else None
         return self._packed(reference.gather_codes(self.layout, buffers, slots, remap=table, **options))
 
+    def gather_codes_paged(self, *args: Any, **options: Any) -> Any:
+        buffers, rest = self._take(args, self.buffers)
+        table, lengths, bounds, *remap = rest
+        if options.get("out") is not None:
+            out = options["out"] if isinstance(options["out"], tuple) else (options["out"],)
+            options["out"] = dict(zip([leaf.name for leaf in self.layout.leaves], out, strict=True))
+        options["remap"] = remap[0] if remap else None
+        return self._packed(reference.gather_codes_paged(self.layout, buffers, table, lengths, bounds, **options))
+
     def gather_paged(self, *args: Any, **options: Any) -> Any:
         buffers, rest = self._take(args, self.buffers)
         table, lengths, bounds, *rest = rest

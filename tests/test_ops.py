@@ -74,11 +74,14 @@ class Calls:
         return (*buffers, self.slots, *self.bench.remap_args(None).values()), self.bench.layer_args(None)
 
     def gather_paged(self) -> tuple[tuple, dict[str, Any]]:
+        args, options = self.gather_codes_paged()
+        return (*args, *self.bench.scale_args().values()), options
+
+    def gather_codes_paged(self) -> tuple[tuple, dict[str, Any]]:
         buffers = tuple(self.pool.actual[b.name] for b in self.layout.buffers)
         given = tuple(torch.tensor(x, dtype=torch.int32) for x in ([[0, 1], [2, 3]], [3, 5], [0, 3, 8]))
-        rest = (*self.bench.remap_args(None).values(), *self.bench.scale_args().values())
         options = self.bench.layer_args(None) | self.bench.rank_args(0)
-        return (*buffers, *given, *rest), options | {"total_tokens": 8}
+        return (*buffers, *given, *self.bench.remap_args(None).values()), options | {"total_tokens": 8}
 
     def append_positions(self) -> tuple[tuple, dict[str, Any]]:
         values = {"block_table": torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), "positions": torch.tensor([3, 6])}
@@ -124,7 +127,8 @@ MORE = {
     "paged_nhd": PAGES,
     "context_parallel_nhd": PAGES,
     "indexer_planar": PAGES,
-    "nhd_int8_block": ("gather_codes",),  # where codes are float8 torch's own operators do not know them
+    # Where codes are float8 torch's own operators do not know them.
+    "nhd_int8_block": ("gather_codes", "gather_codes_paged"),
     "nhd_fused": ("append_fused", "append_fused_key"),
     "mla": ("concat_mla_key",),
 }
@@ -136,7 +140,7 @@ def test_operators_are_what_torch_asks_of_them(name: str) -> None:
     calls = Calls(small(name))
     alone = [f"append_{stream}" for stream in calls.bench.streams]
     every = {name for name in calls.module.__all__ if hasattr(calls.ops, name)}
-    assert every == {*FUNCTIONS, *PAGES, *alone, *MORE.get(name, ())} | (every & {"gather_codes"})
+    assert every == {*FUNCTIONS, *PAGES, *alone, *MORE.get(name, ())} | (every & {"gather_codes", "gather_codes_paged"})
     with exact_widening("cpu"):
         for function in [*FUNCTIONS, *MORE.get(name, ())]:
             args, options = getattr(calls, function)()

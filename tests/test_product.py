@@ -47,6 +47,7 @@ IN_TURN = (
     "gather/out_float32",
     "gather_codes/skipped_out",
     "gather_paged/starts",
+    "gather_codes_paged/zeroed",
 )
 
 

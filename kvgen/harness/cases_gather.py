@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -95,16 +96,24 @@ def _layer(bench: Bench, layer: int) -> None:
     bench.gather(bench.pool(), bench.tensor(bench.slots(5)), layer=layer % bench.sizes.layers)
 
 
-def _ragged(
-    bench: Bench,
-    rank: int,
-    with_starts: bool = False,
-    out: str | None = None,
-    zero: bool = False,
-    dtype: str = "int32",
-    geometry: str = "compact",
-    rotated: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class Ragged:
+    """Requests to read: the table, lengths and bounds; where they start; and the slot of each row, None of no token."""
+
+    given: tuple[Tensor, Tensor, Tensor]
+    starts: Tensor | None
+    rows: tuple[int | None, ...]
+
+    @property
+    def args(self) -> dict[str, Tensor]:
+        return dict(zip(("block_table", "seq_lens", "cu_seq_lens"), self.given, strict=True))
+
+    @property
+    def options(self) -> dict[str, Tensor]:
+        return {} if self.starts is None else {"starts": self.starts}
+
+
+def ragged(bench: Bench, rank: int, with_starts: bool, dtype: str) -> Ragged:
     """Requests of several lengths, one of them empty and one cut short by its length; rows past all of them."""
     tables = Tables(bench)
     lengths = [min(tables.length, 2 + r) if r != 1 else 0 for r in range(tables.requests)]
@@ -116,60 +125,61 @@ def _ragged(
     seq_lens = [start + length for start, length in zip(starts, lengths, strict=True)]
     seq_lens[-1] -= 1
     if with_starts:
-        starts[0] += 1  # the last row of request 0 lies at its length
-    count = bounds[-1] + 2
-    starts = starts if with_starts else None
-    _paged(bench, tables, seq_lens, bounds, starts, count, rank, out, zero, dtype, geometry, rotated)
-
-
-def _nothing_paged(bench: Bench) -> None:
-    tables = Tables(bench)
-    _paged(
-        bench, tables, [0] * tables.requests, [0] * (tables.requests + 1), None, 0, 0, None, False, "int32", "compact"
-    )
-
-
-def _paged(
-    bench: Bench,
-    tables: Tables,
-    seq_lens: list[int],
-    bounds: list[int],
-    starts: list[int] | None,
-    count: int,
-    rank: int,
-    out: str | None,
-    zero: bool,
-    dtype: str,
-    geometry: str,
-    rotated: bool = False,
-) -> None:
-    pool = bench.pool(geometry)
-    given: list[Tensor] = [tables.table, bench.tensor(seq_lens, dtype), bench.tensor(bounds, dtype)]
-    args: dict[str, Any] = {b.name: pool.actual[b.name] for b in bench.layout.buffers}
-    args |= dict(zip(("block_table", "seq_lens", "cu_seq_lens"), given, strict=True))
-    table = bench.remap_args(None)
-    scales = bench.scale_args()
-    remap = next(iter(table.values()), None)
-    options: dict[str, Any] = bench.layer_args(None) | bench.rank_args(rank)
-    if rotated:
-        options["rotated"] = True
-    if starts is not None:
-        options["starts"] = bench.tensor(starts, dtype)
-    if out is None:
-        options["total_tokens"] = count
-
-    def expect(**shared: Any) -> dict[str, Tensor]:
-        return reference.gather_paged(bench.layout, pool.expected, *given, remap=remap, **shared)
-
-    rows: list[int | None] = [None] * count
+        seq_lens[0] -= 1  # the last row of request 0 lies at its length
+    given = tables.table, bench.tensor(seq_lens, dtype), bench.tensor(bounds, dtype)
+    rows: list[int | None] = [None] * (bounds[-1] + 2)
     for r, (low, high) in enumerate(pairwise(bounds)):
         for i in range(low, high):
-            position = bench.tensor([i - low + (starts[r] if starts else 0)])
+            position = bench.tensor([i - low + starts[r]])
             slot = reference.locate(
                 bench.layout, tables.table, bench.tensor([r]), position, bench.sizes.block_size, rank
             )
             rows[i] = int(slot) if int(position) < seq_lens[r] and int(slot) >= 0 else None
-    bench.read("gather_paged", pool, args | table | scales, options, count, expect, rows, out, zero)
+    return Ragged(given, bench.tensor(starts, dtype) if with_starts else None, tuple(rows))
+
+
+def no_rows(bench: Bench) -> Ragged:
+    """Requests without a token."""
+    tables = Tables(bench)
+    lengths, bounds = (bench.tensor([0] * (tables.requests + more), "int32") for more in (0, 1))
+    return Ragged((tables.table, lengths, bounds), None, ())
+
+
+def _ragged(
+    bench: Bench,
+    rank: int,
+    with_starts: bool = False,
+    out: str | None = None,
+    zero: bool = False,
+    dtype: str = "int32",
+    geometry: str = "compact",
+    rotated: bool = False,
+) -> None:
+    _paged(bench, ragged(bench, rank, with_starts, dtype), rank, out, zero, geometry, rotated)
+
+
+def _nothing_paged(bench: Bench) -> None:
+    _paged(bench, no_rows(bench), 0, None, False, "compact", False)
+
+
+def _paged(
+    bench: Bench, requests: Ragged, rank: int, out: str | None, zero: bool, geometry: str, rotated: bool
+) -> None:
+    pool, count = bench.pool(geometry), len(requests.rows)
+    args: dict[str, Any] = {b.name: pool.actual[b.name] for b in bench.layout.buffers} | requests.args
+    table = bench.remap_args(None)
+    scales = bench.scale_args()
+    remap = next(iter(table.values()), None)
+    options: dict[str, Any] = bench.layer_args(None) | bench.rank_args(rank) | requests.options
+    if rotated:
+        options["rotated"] = True
+    if out is None:
+        options["total_tokens"] = count
+
+    def expect(**shared: Any) -> dict[str, Tensor]:
+        return reference.gather_paged(bench.layout, pool.expected, *requests.given, remap=remap, **shared)
+
+    bench.read("gather_paged", pool, args | table | scales, options, count, expect, list(requests.rows), out, zero)
 
 
 def _allocate(bench: Bench) -> None:
