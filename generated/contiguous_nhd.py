@@ -732,8 +732,11 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -744,7 +747,6 @@ def _append_kernel(
     )
 
     # value to value_cache
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -783,8 +785,10 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to key_cache
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -823,8 +827,10 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to value_cache
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to value_cache
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -881,8 +887,11 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -893,7 +902,6 @@ def _append_positions_kernel(
     )
 
     # value to value_cache
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block

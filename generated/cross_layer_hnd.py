@@ -699,8 +699,11 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_cache
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -712,7 +715,6 @@ def _append_kernel(
     )
 
     # value to kv_cache
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -756,8 +758,10 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to kv_cache
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -800,8 +804,10 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to kv_cache
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to kv_cache
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -859,8 +865,11 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_cache
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -872,7 +881,6 @@ def _append_positions_kernel(
     )
 
     # value to kv_cache
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block

@@ -705,14 +705,16 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache
     tl.store(
         key_cache_ptr + slot_number * key_cache_stride_token + head[:, None] * key_cache_stride_head + dim[None, :], key
     )
 
     # value to value_cache
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         value_cache_ptr
         + slot_number * value_cache_stride_token
@@ -746,8 +748,10 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to key_cache
     tl.store(
         key_cache_ptr + slot_number * key_cache_stride_token + head[:, None] * key_cache_stride_head + dim[None, :], key
     )
@@ -777,8 +781,10 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to value_cache
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to value_cache
     tl.store(
         value_cache_ptr
         + slot_number * value_cache_stride_token
@@ -829,14 +835,16 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache
     tl.store(
         key_cache_ptr + slot_number * key_cache_stride_token + head[:, None] * key_cache_stride_head + dim[None, :], key
     )
 
     # value to value_cache
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         value_cache_ptr
         + slot_number * value_cache_stride_token

@@ -679,6 +679,9 @@ def _transfer_blocks_kernel(
         item += tl.num_programs(0)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)

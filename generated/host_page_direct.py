@@ -731,8 +731,11 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_buffer
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_buffer
     tl.store(
         kv_buffer_ptr
         + block * kv_buffer_stride_block
@@ -744,7 +747,6 @@ def _append_kernel(
     )
 
     # value to kv_buffer
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         kv_buffer_ptr
         + kv_buffer_stride_kv
@@ -788,8 +790,10 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_buffer
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to kv_buffer
     tl.store(
         kv_buffer_ptr
         + block * kv_buffer_stride_block
@@ -833,8 +837,10 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to kv_buffer
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to kv_buffer
     tl.store(
         kv_buffer_ptr
         + kv_buffer_stride_kv
@@ -893,8 +899,11 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_buffer
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_buffer
     tl.store(
         kv_buffer_ptr
         + block * kv_buffer_stride_block
@@ -906,7 +915,6 @@ def _append_positions_kernel(
     )
 
     # value to kv_buffer
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         kv_buffer_ptr
         + kv_buffer_stride_kv

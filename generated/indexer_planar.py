@@ -101,7 +101,7 @@ def append(key, index_cache, slot_mapping):
     _check_buffer("index_cache", index_cache, (num_blocks, 8448), (torch.uint8,), 4, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     key = _check_stream("key", key, num_tokens, (HEAD_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -130,7 +130,7 @@ def append_key(key, index_cache, slot_mapping):
     _check_buffer("index_cache", index_cache, (num_blocks, 8448), (torch.uint8,), 4, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     key = _check_stream("key", key, num_tokens, (HEAD_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -165,7 +165,7 @@ def append_positions(key, index_cache, block_table, positions, request_ids=None)
     if request_ids is not None:
         _check_integers("request_ids", request_ids, device, num_tokens)
     key = _check_stream("key", key, num_tokens, (HEAD_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -768,10 +768,12 @@ def _append_kernel(
     slot = slot_number % BLOCK_SIZE
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to index_cache, fp8_e4m3 with a scale per token
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=valid[:, None], other=0)
+
+    # key to index_cache, fp8_e4m3 with a scale per token
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     amax = tl.maximum(amax, 0.0001)
     scale = tl.div_rn(amax, 448.0)
     scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
@@ -812,10 +814,12 @@ def _append_key_kernel(
     slot = slot_number % BLOCK_SIZE
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to index_cache, fp8_e4m3 with a scale per token
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=valid[:, None], other=0)
+
+    # key to index_cache, fp8_e4m3 with a scale per token
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     amax = tl.maximum(amax, 0.0001)
     scale = tl.div_rn(amax, 448.0)
     scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
@@ -867,10 +871,12 @@ def _append_positions_kernel(
     slot = slot_number % BLOCK_SIZE
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to index_cache, fp8_e4m3 with a scale per token
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=valid[:, None], other=0)
+
+    # key to index_cache, fp8_e4m3 with a scale per token
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     amax = tl.maximum(amax, 0.0001)
     scale = tl.div_rn(amax, 448.0)
     scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
@@ -1378,6 +1384,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)
@@ -1415,37 +1424,60 @@ def _signed(value, sign):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
 
 
-_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
+
+
+@triton.jit
+def _normal(scale):
+    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+
+    The power is 0 where the scale is 0 or infinite, and the product 1.
+    """
+    size = tl.abs(scale)
+    bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
+    power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    outside = (size == 0.0) | (size == float("inf"))
+    divisor = tl.where(outside, 1.0, size * power)
+    power = tl.where(outside, 0.0, tl.where(scale < 0.0, power * -1.0, power))
+    return power, divisor, tl.div_rn(1.0, divisor)
+
+
+@triton.jit
+def _quotient(x, scale):
+    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
+    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
+    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
+    its sign then.
+    """
+    if _EXACT_FMA:
+        power, divisor, inverse = _normal(scale)
+        power, inverse = power * -1.0, inverse * -1.0
+        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
+    return quotient
 
 
 @triton.jit
 def _over(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 where the scale is 0.
-
-    One reciprocal serves all values under a scale: with it, two corrections by fused multiply-adds give the rounded
-    quotient. Before, both are scaled by a power of two that brings the scale near 1, so that nothing on the way is lost.
-    Power and reciprocal are negative: a zero keeps its sign then.
-    """
-    if _EXACT_FMA:
-        size = tl.abs(scale)
-        bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
-        power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        divisor = tl.where((size == 0.0) | (size == float("inf")), 1.0, size * power)
-        power = tl.where(size < float("inf"), power, 0.0)
-        power = tl.where(scale > 0.0, power * -1.0, power)
-        inverse = -tl.div_rn(1.0, divisor)
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-    else:
-        quotient = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
-    return tl.where(scale == 0.0, 0.0, quotient)
+    """The same; 0 where the scale is 0."""
+    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
 
 
 @triton.jit

@@ -697,8 +697,11 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_chunk
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_chunk
     tl.store(
         kv_chunk_ptr
         + layer * kv_chunk_stride_layer
@@ -709,7 +712,6 @@ def _append_kernel(
     )
 
     # value to kv_chunk
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         kv_chunk_ptr
         + kv_chunk_stride_kv
@@ -747,8 +749,10 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_chunk
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to kv_chunk
     tl.store(
         kv_chunk_ptr
         + layer * kv_chunk_stride_layer
@@ -786,8 +790,10 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to kv_chunk
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to kv_chunk
     tl.store(
         kv_chunk_ptr
         + kv_chunk_stride_kv
@@ -840,8 +846,11 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_chunk
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_chunk
     tl.store(
         kv_chunk_ptr
         + layer * kv_chunk_stride_layer
@@ -852,7 +861,6 @@ def _append_positions_kernel(
     )
 
     # value to kv_chunk
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         kv_chunk_ptr
         + kv_chunk_stride_kv

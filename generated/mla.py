@@ -92,13 +92,12 @@ def append(latent, rope, cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0), rope.stride(0), tokens)
+        grid = (triton.cdiv(num_tokens, 2),)
+        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0), rope.stride(0))
         with _on(device):
-            compiled = _append_kernel[grid](latent, rope, cache, slot_mapping, *numbers, num_warps=8)
+            compiled = _append_kernel[grid](latent, rope, cache, slot_mapping, *numbers, num_warps=2)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -119,13 +118,12 @@ def append_latent(latent, cache, slot_mapping):
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0), tokens)
+        grid = (triton.cdiv(num_tokens, 2),)
+        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0))
         with _on(device):
-            compiled = _append_latent_kernel[grid](latent, cache, slot_mapping, *numbers, num_warps=8)
+            compiled = _append_latent_kernel[grid](latent, cache, slot_mapping, *numbers, num_warps=2)
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -146,13 +144,12 @@ def append_rope(rope, cache, slot_mapping):
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), rope.stride(0), tokens)
+        grid = (triton.cdiv(num_tokens, 8),)
+        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), rope.stride(0))
         with _on(device):
-            compiled = _append_rope_kernel[grid](rope, cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_rope_kernel[grid](rope, cache, slot_mapping, *numbers, num_warps=1)
         _append_rope_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -181,10 +178,9 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
         _check_integers("request_ids", request_ids, device, num_tokens)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -195,11 +191,10 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
             cache.stride(1),
             latent.stride(0),
             rope.stride(0),
-            tokens,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent, rope, cache, block_table, positions, request_ids, *numbers, num_warps=8
+                latent, rope, cache, block_table, positions, request_ids, *numbers, num_warps=2
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -661,9 +656,9 @@ def _append_kernel(
     cache_stride_slot,
     latent_stride_token,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes latent and rope of TOKENS tokens."""
+    """One program writes latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -678,10 +673,13 @@ def _append_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to cache
     tl.store(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         latent,
@@ -689,7 +687,6 @@ def _append_kernel(
     )
 
     # rope to cache
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     tl.store(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
         rope,
@@ -707,9 +704,9 @@ def _append_latent_kernel(
     cache_stride_block,
     cache_stride_slot,
     latent_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes latent of TOKENS tokens."""
+    """One program writes latent of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     BLOCK_SIZE: tl.constexpr = 64
 
@@ -722,10 +719,12 @@ def _append_latent_kernel(
     slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
 
-    # latent to cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+
+    # latent to cache
     tl.store(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         latent,
@@ -743,9 +742,9 @@ def _append_rope_kernel(
     cache_stride_block,
     cache_stride_slot,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes rope of TOKENS tokens."""
+    """One program writes rope of 8 tokens."""
+    TOKENS: tl.constexpr = 8
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
 
@@ -758,8 +757,10 @@ def _append_rope_kernel(
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # rope to cache
+    # Everything is on its way before anything is worked on.
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # rope to cache
     tl.store(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
         rope,
@@ -784,9 +785,9 @@ def _append_positions_kernel(
     cache_stride_slot,
     latent_stride_token,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes latent and rope of TOKENS tokens."""
+    """One program writes latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -807,10 +808,13 @@ def _append_positions_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to cache
     tl.store(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         latent,
@@ -818,7 +822,6 @@ def _append_positions_kernel(
     )
 
     # rope to cache
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     tl.store(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
         rope,

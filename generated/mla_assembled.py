@@ -105,10 +105,9 @@ def append(latent, rope, key_cache, value_cache, slot_mapping):
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (key_cache.dtype,), device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (value_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -118,10 +117,9 @@ def append(latent, rope, key_cache, value_cache, slot_mapping):
             value_cache.stride(0),
             value_cache.stride(1),
             rope.stride(0),
-            tokens,
         )
         with _on(device):
-            compiled = _append_kernel[grid](latent, rope, key_cache, value_cache, slot_mapping, *numbers, num_warps=8)
+            compiled = _append_kernel[grid](latent, rope, key_cache, value_cache, slot_mapping, *numbers, num_warps=2)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -145,10 +143,9 @@ def append_latent(latent, key_cache, value_cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (key_cache.dtype,), device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (value_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -157,10 +154,9 @@ def append_latent(latent, key_cache, value_cache, slot_mapping):
             latent.stride(0),
             value_cache.stride(0),
             value_cache.stride(1),
-            tokens,
         )
         with _on(device):
-            compiled = _append_latent_kernel[grid](latent, key_cache, value_cache, slot_mapping, *numbers, num_warps=8)
+            compiled = _append_latent_kernel[grid](latent, key_cache, value_cache, slot_mapping, *numbers, num_warps=2)
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -181,13 +177,12 @@ def append_rope(rope, key_cache, slot_mapping):
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, key_cache.stride(0), key_cache.stride(1), rope.stride(0), tokens)
+        grid = (triton.cdiv(num_tokens, 8),)
+        numbers = (num_slots, num_tokens, key_cache.stride(0), key_cache.stride(1), rope.stride(0))
         with _on(device):
-            compiled = _append_rope_kernel[grid](rope, key_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_rope_kernel[grid](rope, key_cache, slot_mapping, *numbers, num_warps=1)
         _append_rope_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -219,10 +214,9 @@ def append_positions(latent, rope, key_cache, value_cache, block_table, position
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (key_cache.dtype,), device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (value_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -235,11 +229,10 @@ def append_positions(latent, rope, key_cache, value_cache, block_table, position
             value_cache.stride(0),
             value_cache.stride(1),
             rope.stride(0),
-            tokens,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent, rope, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=8
+                latent, rope, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=2
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -734,9 +727,9 @@ def _append_kernel(
     value_cache_stride_block,
     value_cache_stride_slot,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes latent and rope of TOKENS tokens."""
+    """One program writes latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -751,10 +744,13 @@ def _append_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to key_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to key_cache
     tl.store(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -765,9 +761,6 @@ def _append_kernel(
     )
 
     # latent to value_cache
-    latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
-    )
     tl.store(
         value_cache_ptr
         + block[:, None] * value_cache_stride_block
@@ -778,7 +771,6 @@ def _append_kernel(
     )
 
     # rope to key_cache
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     tl.store(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -809,9 +801,9 @@ def _append_latent_kernel(
     latent_stride_token,
     value_cache_stride_block,
     value_cache_stride_slot,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes latent of TOKENS tokens."""
+    """One program writes latent of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     BLOCK_SIZE: tl.constexpr = 64
 
@@ -824,10 +816,12 @@ def _append_latent_kernel(
     slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
 
-    # latent to key_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+
+    # latent to key_cache
     tl.store(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -838,9 +832,6 @@ def _append_latent_kernel(
     )
 
     # latent to value_cache
-    latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
-    )
     tl.store(
         value_cache_ptr
         + block[:, None] * value_cache_stride_block
@@ -867,9 +858,9 @@ def _append_rope_kernel(
     key_cache_stride_block,
     key_cache_stride_slot,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes rope of TOKENS tokens."""
+    """One program writes rope of 8 tokens."""
+    TOKENS: tl.constexpr = 8
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
 
@@ -882,8 +873,10 @@ def _append_rope_kernel(
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # rope to key_cache
+    # Everything is on its way before anything is worked on.
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # rope to key_cache
     tl.store(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -915,9 +908,9 @@ def _append_positions_kernel(
     value_cache_stride_block,
     value_cache_stride_slot,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes latent and rope of TOKENS tokens."""
+    """One program writes latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -938,10 +931,13 @@ def _append_positions_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to key_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to key_cache
     tl.store(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -952,9 +948,6 @@ def _append_positions_kernel(
     )
 
     # latent to value_cache
-    latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
-    )
     tl.store(
         value_cache_ptr
         + block[:, None] * value_cache_stride_block
@@ -965,7 +958,6 @@ def _append_positions_kernel(
     )
 
     # rope to key_cache
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     tl.store(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block

@@ -128,7 +128,7 @@ def append(latent, rope, cache, slot_mapping, latent_scale, rope_scale):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 4
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -176,7 +176,7 @@ def append_latent(latent, cache, slot_mapping, latent_scale):
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 4
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -213,7 +213,7 @@ def append_rope(rope, cache, slot_mapping, rope_scale):
     _check_scale("rope_scale", rope_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -254,7 +254,7 @@ def append_positions(latent, rope, cache, block_table, positions, latent_scale, 
         _check_integers("request_ids", request_ids, device, num_tokens)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 4
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -1025,10 +1025,13 @@ def _append_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
     scale = tl.load(latent_scale_ptr)
     scale = _to_float32(scale)
@@ -1041,7 +1044,6 @@ def _append_kernel(
     )
 
     # rope to cache, fp8_e4m3 with a given scale per tensor
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     rope = rope.to(tl.float32)
     scale = tl.load(rope_scale_ptr)
     scale = _to_float32(scale)
@@ -1081,10 +1083,12 @@ def _append_latent_kernel(
     slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
 
-    # latent to cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+
+    # latent to cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
     scale = tl.load(latent_scale_ptr)
     scale = _to_float32(scale)
@@ -1124,8 +1128,10 @@ def _append_rope_kernel(
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # rope to cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # rope to cache, fp8_e4m3 with a given scale per tensor
     rope = rope.to(tl.float32)
     scale = tl.load(rope_scale_ptr)
     scale = _to_float32(scale)
@@ -1181,10 +1187,13 @@ def _append_positions_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
     scale = tl.load(latent_scale_ptr)
     scale = _to_float32(scale)
@@ -1197,7 +1206,6 @@ def _append_positions_kernel(
     )
 
     # rope to cache, fp8_e4m3 with a given scale per tensor
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     rope = rope.to(tl.float32)
     scale = tl.load(rope_scale_ptr)
     scale = _to_float32(scale)
@@ -1797,6 +1805,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)
@@ -1833,32 +1844,45 @@ def _signed(value, sign):
     return (value.to(tl.uint32, bitcast=True) | sign).to(tl.float32, bitcast=True)
 
 
-_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+@triton.jit
+def _normal(scale):
+    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+
+    The power is 0 where the scale is 0 or infinite, and the product 1.
+    """
+    size = tl.abs(scale)
+    bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
+    power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    outside = (size == 0.0) | (size == float("inf"))
+    divisor = tl.where(outside, 1.0, size * power)
+    power = tl.where(outside, 0.0, tl.where(scale < 0.0, power * -1.0, power))
+    return power, divisor, tl.div_rn(1.0, divisor)
+
+
+@triton.jit
+def _quotient(x, scale):
+    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
+    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
+    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
+    its sign then.
+    """
+    if _EXACT_FMA:
+        power, divisor, inverse = _normal(scale)
+        power, inverse = power * -1.0, inverse * -1.0
+        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
+    return quotient
 
 
 @triton.jit
 def _over(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 where the scale is 0.
-
-    One reciprocal serves all values under a scale: with it, two corrections by fused multiply-adds give the rounded
-    quotient. Before, both are scaled by a power of two that brings the scale near 1, so that nothing on the way is lost.
-    Power and reciprocal are negative: a zero keeps its sign then.
-    """
-    if _EXACT_FMA:
-        size = tl.abs(scale)
-        bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
-        power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        divisor = tl.where((size == 0.0) | (size == float("inf")), 1.0, size * power)
-        power = tl.where(size < float("inf"), power, 0.0)
-        power = tl.where(scale > 0.0, power * -1.0, power)
-        inverse = -tl.div_rn(1.0, divisor)
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-    else:
-        quotient = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
-    return tl.where(scale == 0.0, 0.0, quotient)
+    """The same; 0 where the scale is 0."""
+    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
 
 
 @triton.jit

@@ -123,7 +123,7 @@ def append(latent, rope, cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 4
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -161,7 +161,7 @@ def append_latent(latent, cache, slot_mapping):
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 656), (torch.uint8,), 4, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 4
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -190,13 +190,12 @@ def append_rope(rope, cache, slot_mapping):
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 656), (torch.uint8,), 2, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), rope.stride(0), tokens)
+        grid = (triton.cdiv(num_tokens, 8),)
+        numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), rope.stride(0))
         with _on(device):
-            compiled = _append_rope_kernel[grid](rope, cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_rope_kernel[grid](rope, cache, slot_mapping, *numbers, num_warps=1)
         _append_rope_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -225,7 +224,7 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
         _check_integers("request_ids", request_ids, device, num_tokens)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 4
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -1157,14 +1156,17 @@ def _append_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to cache, fp8_e4m3 with a scale per token and 128 dims
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None, None] * latent_stride_token + latent_dim[None, :, :],
         mask=valid[:, None, None],
         other=0,
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
-    amax = tl.max(_magnitude(latent), axis=2, keep_dims=True)
+    amax = _amax(tl.max(_counted(latent), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 0.0001)
     scale = _pow2_ceil(scale)
@@ -1184,7 +1186,6 @@ def _append_kernel(
     )
 
     # rope to cache
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
         tl.pointer_type(rope_ptr.dtype.element_ty), bitcast=True
     )
@@ -1218,14 +1219,16 @@ def _append_latent_kernel(
     latent_dim_lane = tl.arange(0, 128)
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
 
-    # latent to cache, fp8_e4m3 with a scale per token and 128 dims
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None, None] * latent_stride_token + latent_dim[None, :, :],
         mask=valid[:, None, None],
         other=0,
     )
+
+    # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
-    amax = tl.max(_magnitude(latent), axis=2, keep_dims=True)
+    amax = _amax(tl.max(_counted(latent), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 0.0001)
     scale = _pow2_ceil(scale)
@@ -1255,9 +1258,9 @@ def _append_rope_kernel(
     cache_stride_block,
     cache_stride_slot,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes rope of TOKENS tokens."""
+    """One program writes rope of 8 tokens."""
+    TOKENS: tl.constexpr = 8
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
 
@@ -1270,8 +1273,10 @@ def _append_rope_kernel(
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # rope to cache
+    # Everything is on its way before anything is worked on.
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # rope to cache
     rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
         tl.pointer_type(rope_ptr.dtype.element_ty), bitcast=True
     )
@@ -1320,14 +1325,17 @@ def _append_positions_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to cache, fp8_e4m3 with a scale per token and 128 dims
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None, None] * latent_stride_token + latent_dim[None, :, :],
         mask=valid[:, None, None],
         other=0,
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
-    amax = tl.max(_magnitude(latent), axis=2, keep_dims=True)
+    amax = _amax(tl.max(_counted(latent), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 0.0001)
     scale = _pow2_ceil(scale)
@@ -1347,7 +1355,6 @@ def _append_positions_kernel(
     )
 
     # rope to cache
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
         tl.pointer_type(rope_ptr.dtype.element_ty), bitcast=True
     )
@@ -1471,7 +1478,7 @@ def _append_fused_kernel(
     latent = latent * latent_inverse
     latent = latent * latent_weight
     latent = latent.to(tl.float32)
-    amax = tl.max(_magnitude(latent), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(latent), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 0.0001)
     scale = _pow2_ceil(scale)
@@ -1538,7 +1545,7 @@ def _append_fused_latent_kernel(
     latent = latent * latent_inverse
     latent = latent * latent_weight
     latent = latent.to(tl.float32)
-    amax = tl.max(_magnitude(latent), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(latent), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 0.0001)
     scale = _pow2_ceil(scale)
@@ -2318,6 +2325,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)
@@ -2355,15 +2365,32 @@ def _signed(value, sign):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
+
+
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
+
+
+@triton.jit
+def _inverse_power(scale):
+    """1 over a power of two from 2**-127 on."""
+    bits = 0x7F000000 - (scale.to(tl.uint32, bitcast=True) & 0x7F800000)
+    return tl.maximum(bits, 0x00400000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _shifted(x, scale):
-    """x / scale, where scale is a power of two whose inverse is one as well."""
-    return x * tl.div_rn(1.0, scale)
+    """x / scale, where scale is a power of two."""
+    return x * _inverse_power(scale)
 
 
 @triton.jit

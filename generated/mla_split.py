@@ -102,10 +102,9 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -115,10 +114,9 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
             rope_cache.stride(0),
             rope_cache.stride(1),
             rope.stride(0),
-            tokens,
         )
         with _on(device):
-            compiled = _append_kernel[grid](latent, rope, latent_cache, rope_cache, slot_mapping, *numbers, num_warps=8)
+            compiled = _append_kernel[grid](latent, rope, latent_cache, rope_cache, slot_mapping, *numbers, num_warps=2)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -139,13 +137,12 @@ def append_latent(latent, latent_cache, slot_mapping):
     _check_buffer("latent_cache", latent_cache, (num_blocks, BLOCK_SIZE, LATENT_DIM), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, latent_cache.stride(0), latent_cache.stride(1), latent.stride(0), tokens)
+        grid = (triton.cdiv(num_tokens, 2),)
+        numbers = (num_slots, num_tokens, latent_cache.stride(0), latent_cache.stride(1), latent.stride(0))
         with _on(device):
-            compiled = _append_latent_kernel[grid](latent, latent_cache, slot_mapping, *numbers, num_warps=8)
+            compiled = _append_latent_kernel[grid](latent, latent_cache, slot_mapping, *numbers, num_warps=2)
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -166,13 +163,12 @@ def append_rope(rope, rope_cache, slot_mapping):
     _check_buffer("rope_cache", rope_cache, (num_blocks, BLOCK_SIZE, ROPE_DIM), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
-        numbers = (num_slots, num_tokens, rope_cache.stride(0), rope_cache.stride(1), rope.stride(0), tokens)
+        grid = (triton.cdiv(num_tokens, 8),)
+        numbers = (num_slots, num_tokens, rope_cache.stride(0), rope_cache.stride(1), rope.stride(0))
         with _on(device):
-            compiled = _append_rope_kernel[grid](rope, rope_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_rope_kernel[grid](rope, rope_cache, slot_mapping, *numbers, num_warps=1)
         _append_rope_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -203,10 +199,9 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
         _check_integers("request_ids", request_ids, device, num_tokens)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -219,11 +214,10 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
             rope_cache.stride(0),
             rope_cache.stride(1),
             rope.stride(0),
-            tokens,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent, rope, latent_cache, rope_cache, block_table, positions, request_ids, *numbers, num_warps=8
+                latent, rope, latent_cache, rope_cache, block_table, positions, request_ids, *numbers, num_warps=2
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -733,9 +727,9 @@ def _append_kernel(
     rope_cache_stride_block,
     rope_cache_stride_slot,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes latent and rope of TOKENS tokens."""
+    """One program writes latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -750,10 +744,13 @@ def _append_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to latent_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to latent_cache
     tl.store(
         latent_cache_ptr
         + block[:, None] * latent_cache_stride_block
@@ -764,7 +761,6 @@ def _append_kernel(
     )
 
     # rope to rope_cache
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     tl.store(
         rope_cache_ptr
         + block[:, None] * rope_cache_stride_block
@@ -785,9 +781,9 @@ def _append_latent_kernel(
     latent_cache_stride_block,
     latent_cache_stride_slot,
     latent_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes latent of TOKENS tokens."""
+    """One program writes latent of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     BLOCK_SIZE: tl.constexpr = 64
 
@@ -800,10 +796,12 @@ def _append_latent_kernel(
     slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
 
-    # latent to latent_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+
+    # latent to latent_cache
     tl.store(
         latent_cache_ptr
         + block[:, None] * latent_cache_stride_block
@@ -824,9 +822,9 @@ def _append_rope_kernel(
     rope_cache_stride_block,
     rope_cache_stride_slot,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes rope of TOKENS tokens."""
+    """One program writes rope of 8 tokens."""
+    TOKENS: tl.constexpr = 8
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
 
@@ -839,8 +837,10 @@ def _append_rope_kernel(
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # rope to rope_cache
+    # Everything is on its way before anything is worked on.
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # rope to rope_cache
     tl.store(
         rope_cache_ptr
         + block[:, None] * rope_cache_stride_block
@@ -871,9 +871,9 @@ def _append_positions_kernel(
     rope_cache_stride_block,
     rope_cache_stride_slot,
     rope_stride_token,
-    TOKENS: tl.constexpr,
 ):
-    """One program writes latent and rope of TOKENS tokens."""
+    """One program writes latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -894,10 +894,13 @@ def _append_positions_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to latent_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to latent_cache
     tl.store(
         latent_cache_ptr
         + block[:, None] * latent_cache_stride_block
@@ -908,7 +911,6 @@ def _append_positions_kernel(
     )
 
     # rope to rope_cache
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     tl.store(
         rope_cache_ptr
         + block[:, None] * rope_cache_stride_block

@@ -142,7 +142,14 @@ def append(key, value, key_cache, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_kernel[grid](
-                key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=4, enable_fp_fusion=False
+                key,
+                value,
+                key_cache,
+                value_cache,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 2,
+                enable_fp_fusion=False,
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -211,7 +218,12 @@ def append_value(value, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value, value_cache, slot_mapping, *numbers, num_warps=4, enable_fp_fusion=False
+                value,
+                value_cache,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 2,
+                enable_fp_fusion=False,
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
@@ -273,7 +285,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 positions,
                 request_ids,
                 *numbers,
-                num_warps=4,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
@@ -1031,8 +1043,13 @@ def _append_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
+    )
+
+    # key to key_cache
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1043,12 +1060,9 @@ def _append_kernel(
     )
 
     # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
-    value = tl.load(
-        value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
-    )
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     chosen = _turbo4_codes(value * _stretch(amax, 2.73259))
     squares = _sum_of_squares(_magnitude(value), 64)
     chosen_squares = _sum_of_squares(_turbo4_values(chosen), 64)
@@ -1104,8 +1118,10 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_dim = tl.arange(0, KEY_DIM)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
+
+    # key to key_cache
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1147,13 +1163,15 @@ def _append_value_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64)
 
-    # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
+    # Everything is on its way before anything is worked on.
     value = tl.load(
         value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
     )
+
+    # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     chosen = _turbo4_codes(value * _stretch(amax, 2.73259))
     squares = _sum_of_squares(_magnitude(value), 64)
     chosen_squares = _sum_of_squares(_turbo4_values(chosen), 64)
@@ -1232,8 +1250,13 @@ def _append_positions_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
+    )
+
+    # key to key_cache
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1244,12 +1267,9 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
-    value = tl.load(
-        value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
-    )
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     chosen = _turbo4_codes(value * _stretch(amax, 2.73259))
     squares = _sum_of_squares(_magnitude(value), 64)
     chosen_squares = _sum_of_squares(_turbo4_values(chosen), 64)
@@ -2077,6 +2097,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2115,11 +2138,28 @@ def _magnitude(x):
 
 
 @triton.jit
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
+
+
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
+
+
+@triton.jit
 def _pack_4(codes):
     """[..., 2] codes of 4 bits to bytes, the first in the low bits."""
+    codes = codes.to(tl.uint32)
     low, high = tl.split(codes)
-    codes = low | (high << 4)
-    return codes
+    codes = low + (high << 4)
+    return codes.to(tl.uint8)
 
 
 @triton.jit

@@ -1207,8 +1207,11 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
     scale = tl.load(key_scale_ptr)
     scale = _to_float32(scale)
@@ -1224,7 +1227,6 @@ def _append_kernel(
     )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value = value.to(tl.float32)
     scale = tl.load(value_scale_ptr)
     scale = _to_float32(scale)
@@ -1270,8 +1272,10 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
     scale = tl.load(key_scale_ptr)
     scale = _to_float32(scale)
@@ -1317,8 +1321,10 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to value_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
     scale = tl.load(value_scale_ptr)
     scale = _to_float32(scale)
@@ -1383,8 +1389,11 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
     scale = tl.load(key_scale_ptr)
     scale = _to_float32(scale)
@@ -1400,7 +1409,6 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value = value.to(tl.float32)
     scale = tl.load(value_scale_ptr)
     scale = _to_float32(scale)
@@ -2138,6 +2146,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)
@@ -2174,32 +2185,45 @@ def _signed(value, sign):
     return (value.to(tl.uint32, bitcast=True) | sign).to(tl.float32, bitcast=True)
 
 
-_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+@triton.jit
+def _normal(scale):
+    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+
+    The power is 0 where the scale is 0 or infinite, and the product 1.
+    """
+    size = tl.abs(scale)
+    bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
+    power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    outside = (size == 0.0) | (size == float("inf"))
+    divisor = tl.where(outside, 1.0, size * power)
+    power = tl.where(outside, 0.0, tl.where(scale < 0.0, power * -1.0, power))
+    return power, divisor, tl.div_rn(1.0, divisor)
+
+
+@triton.jit
+def _quotient(x, scale):
+    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
+    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
+    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
+    its sign then.
+    """
+    if _EXACT_FMA:
+        power, divisor, inverse = _normal(scale)
+        power, inverse = power * -1.0, inverse * -1.0
+        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
+    return quotient
 
 
 @triton.jit
 def _over(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 where the scale is 0.
-
-    One reciprocal serves all values under a scale: with it, two corrections by fused multiply-adds give the rounded
-    quotient. Before, both are scaled by a power of two that brings the scale near 1, so that nothing on the way is lost.
-    Power and reciprocal are negative: a zero keeps its sign then.
-    """
-    if _EXACT_FMA:
-        size = tl.abs(scale)
-        bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
-        power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        divisor = tl.where((size == 0.0) | (size == float("inf")), 1.0, size * power)
-        power = tl.where(size < float("inf"), power, 0.0)
-        power = tl.where(scale > 0.0, power * -1.0, power)
-        inverse = -tl.div_rn(1.0, divisor)
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-    else:
-        quotient = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
-    return tl.where(scale == 0.0, 0.0, quotient)
+    """The same; 0 where the scale is 0."""
+    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
 
 
 @triton.jit

@@ -1378,10 +1378,13 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache, fp8_e4m3 with a scale per token and head
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
@@ -1397,9 +1400,8 @@ def _append_kernel(
     )
 
     # value to value_cache, fp8_e4m3 with a scale per token and head
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
@@ -1449,10 +1451,12 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to key_cache, fp8_e4m3 with a scale per token and head
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
@@ -1500,10 +1504,12 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to value_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to value_cache, fp8_e4m3 with a scale per token and head
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
@@ -1574,10 +1580,13 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache, fp8_e4m3 with a scale per token and head
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
@@ -1593,9 +1602,8 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, fp8_e4m3 with a scale per token and head
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
@@ -2575,6 +2583,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)
@@ -2612,9 +2623,19 @@ def _signed(value, sign):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
+
+
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
 
 
 @triton.jit

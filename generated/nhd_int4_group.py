@@ -1124,10 +1124,12 @@ def _append_value_kernel(
     value_dim = value_dim_group[:, None] * 32 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64).to(tl.int64)
 
-    # value to value_cache, int4_asymmetric with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     value = tl.load(
         value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
     )
+
+    # value to value_cache, int4_asymmetric with a scale per token and head and 32 dims
     value = value.to(tl.float32)
     lowest, highest = (
         tl.min(_finite(value, 3.4028234663852886e38), axis=2, keep_dims=True),
@@ -1138,7 +1140,7 @@ def _append_value_kernel(
         tl.where((lowest > highest) | (highest == 0.0), 0.0, highest),
     )
     amax = highest - lowest
-    scale = tl.div_rn(amax, 15.0)
+    scale = _ratio(amax, tl.full((), 15.0, tl.float32))
     stored = _to_scale_float16(scale)
     tl.store(
         value_params_ptr
@@ -1161,7 +1163,7 @@ def _append_value_kernel(
     )
 
     value = value - _to_float32(stored)
-    value = _over(value, scale)
+    value = _bounded_over(value, scale, 32.0)
     value = _uint4_codes_even(value, 0.0, 15.0)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
@@ -2372,6 +2374,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)
@@ -2402,32 +2407,55 @@ def _rounded(x, dtype: tl.constexpr):
     return y
 
 
-_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+@triton.jit
+def _normal(scale):
+    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+
+    The power is 0 where the scale is 0 or infinite, and the product 1.
+    """
+    size = tl.abs(scale)
+    bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
+    power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    outside = (size == 0.0) | (size == float("inf"))
+    divisor = tl.where(outside, 1.0, size * power)
+    power = tl.where(outside, 0.0, tl.where(scale < 0.0, power * -1.0, power))
+    return power, divisor, tl.div_rn(1.0, divisor)
+
+
+@triton.jit
+def _quotient(x, scale):
+    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
+    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
+    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
+    its sign then.
+    """
+    if _EXACT_FMA:
+        power, divisor, inverse = _normal(scale)
+        power, inverse = power * -1.0, inverse * -1.0
+        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
+    return quotient
 
 
 @triton.jit
 def _over(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 where the scale is 0.
+    """The same; 0 where the scale is 0."""
+    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
 
-    One reciprocal serves all values under a scale: with it, two corrections by fused multiply-adds give the rounded
-    quotient. Before, both are scaled by a power of two that brings the scale near 1, so that nothing on the way is lost.
-    Power and reciprocal are negative: a zero keeps its sign then.
-    """
+
+@triton.jit
+def _ratio(amax, steps):
+    """amax / steps, for what rounds it to 11 bits or less."""
     if _EXACT_FMA:
-        size = tl.abs(scale)
-        bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
-        power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        divisor = tl.where((size == 0.0) | (size == float("inf")), 1.0, size * power)
-        power = tl.where(size < float("inf"), power, 0.0)
-        power = tl.where(scale > 0.0, power * -1.0, power)
-        inverse = -tl.div_rn(1.0, divisor)
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        ratio = tl.where(steps == 0.0, amax * tl.div_rn(1.0, steps), _quotient(amax, steps))
     else:
-        quotient = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
-    return tl.where(scale == 0.0, 0.0, quotient)
+        ratio = tl.div_rn(amax, steps)
+    return ratio
 
 
 @triton.jit
@@ -2444,13 +2472,38 @@ def _finite(x, instead: tl.constexpr):
 
 
 @triton.jit
+def _number(x):
+    """x, or 0 where it is no number."""
+    return tl.where(x != x, 0.0, x)
+
+
+@triton.jit
+def _unit(x):
+    """Within 0 and 1; NaN is 0."""
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def _bounded_over(x, scale, most: tl.constexpr):
+    """x / scale as far as integers can tell, for codes up to half of most, a power of two; 0 for NaN or a scale of 0."""
+    if _EXACT_FMA:
+        power, divisor, inverse = _normal(_number(scale))
+        divisor, inverse = divisor * (-1.0 / most), inverse * most
+        x = x * (power * (1.0 / most))
+        x = _unit(x) - _unit(x * -1.0)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = _number(_over(x, scale))
+    return quotient
+
+
+@triton.jit
 def _uint4_codes_even(x, low: tl.constexpr, high: tl.constexpr):
-    """To the nearest integer, ties to even, within low and high; NaN is 0."""
-    x = tl.minimum(tl.maximum(tl.where(x != x, 0.0, x), low), high)
-    # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer. Bounded once more, or ptxas may take a
-    # float for its lowest byte.
-    code = tl.minimum((x + 12582912.0).to(tl.uint32, bitcast=True), 0x4B40007F)
-    return code.to(tl.uint8)
+    """To the nearest integer, ties to even, within low and high."""
+    # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer.
+    code = (tl.minimum(tl.maximum(x, low), high) + 12582912.0).to(tl.uint32, bitcast=True)
+    return tl.minimum(code, 0x4B40007F).to(tl.uint8)  # bounded once more, or ptxas may take a float for its lowest byte
 
 
 @triton.jit
@@ -2461,9 +2514,10 @@ def _uint4_values(code):
 @triton.jit
 def _pack_4(codes):
     """[..., 2] codes of 4 bits to bytes, the first in the low bits."""
+    codes = codes.to(tl.uint32)
     low, high = tl.split(codes)
-    codes = low | (high << 4)
-    return codes
+    codes = low + (high << 4)
+    return codes.to(tl.uint8)
 
 
 @triton.jit

@@ -1339,11 +1339,14 @@ def _append_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 7.0)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
     tl.store(
         key_scales_ptr
@@ -1354,7 +1357,7 @@ def _append_kernel(
         stored,
     )
     scale = _to_float32(stored)
-    key = _over(key, scale)
+    key = _bounded_over(key, scale, 32.0)
     key = _int4_codes_even(key, -7.0, 7.0)
     plane = (key >> 1) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1405,10 +1408,9 @@ def _append_kernel(
     )
 
     # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 7.0)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
     tl.store(
         value_scales_ptr
@@ -1419,7 +1421,7 @@ def _append_kernel(
         stored,
     )
     scale = _to_float32(stored)
-    value = _over(value, scale)
+    value = _bounded_over(value, scale, 32.0)
     value = _int4_codes_even(value, -7.0, 7.0)
     plane = (value >> 1) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1506,11 +1508,13 @@ def _append_key_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+
+    # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 7.0)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
     tl.store(
         key_scales_ptr
@@ -1521,7 +1525,7 @@ def _append_key_kernel(
         stored,
     )
     scale = _to_float32(stored)
-    key = _over(key, scale)
+    key = _bounded_over(key, scale, 32.0)
     key = _int4_codes_even(key, -7.0, 7.0)
     plane = (key >> 1) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1608,11 +1612,13 @@ def _append_value_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 7.0)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
     tl.store(
         value_scales_ptr
@@ -1623,7 +1629,7 @@ def _append_value_kernel(
         stored,
     )
     scale = _to_float32(stored)
-    value = _over(value, scale)
+    value = _bounded_over(value, scale, 32.0)
     value = _int4_codes_even(value, -7.0, 7.0)
     plane = (value >> 1) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1734,11 +1740,14 @@ def _append_positions_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 7.0)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
     tl.store(
         key_scales_ptr
@@ -1749,7 +1758,7 @@ def _append_positions_kernel(
         stored,
     )
     scale = _to_float32(stored)
-    key = _over(key, scale)
+    key = _bounded_over(key, scale, 32.0)
     key = _int4_codes_even(key, -7.0, 7.0)
     plane = (key >> 1) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1800,10 +1809,9 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 7.0)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
     tl.store(
         value_scales_ptr
@@ -1814,7 +1822,7 @@ def _append_positions_kernel(
         stored,
     )
     scale = _to_float32(stored)
-    value = _over(value, scale)
+    value = _bounded_over(value, scale, 32.0)
     value = _int4_codes_even(value, -7.0, 7.0)
     plane = (value >> 1) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -3125,6 +3133,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)
@@ -3156,37 +3167,70 @@ def _rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
 
 
-_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
+
+
+@triton.jit
+def _normal(scale):
+    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+
+    The power is 0 where the scale is 0 or infinite, and the product 1.
+    """
+    size = tl.abs(scale)
+    bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
+    power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    outside = (size == 0.0) | (size == float("inf"))
+    divisor = tl.where(outside, 1.0, size * power)
+    power = tl.where(outside, 0.0, tl.where(scale < 0.0, power * -1.0, power))
+    return power, divisor, tl.div_rn(1.0, divisor)
+
+
+@triton.jit
+def _quotient(x, scale):
+    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
+    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
+    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
+    its sign then.
+    """
+    if _EXACT_FMA:
+        power, divisor, inverse = _normal(scale)
+        power, inverse = power * -1.0, inverse * -1.0
+        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
+    return quotient
 
 
 @triton.jit
 def _over(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 where the scale is 0.
+    """The same; 0 where the scale is 0."""
+    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
 
-    One reciprocal serves all values under a scale: with it, two corrections by fused multiply-adds give the rounded
-    quotient. Before, both are scaled by a power of two that brings the scale near 1, so that nothing on the way is lost.
-    Power and reciprocal are negative: a zero keeps its sign then.
-    """
+
+@triton.jit
+def _ratio(amax, steps):
+    """amax / steps, for what rounds it to 11 bits or less."""
     if _EXACT_FMA:
-        size = tl.abs(scale)
-        bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
-        power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        divisor = tl.where((size == 0.0) | (size == float("inf")), 1.0, size * power)
-        power = tl.where(size < float("inf"), power, 0.0)
-        power = tl.where(scale > 0.0, power * -1.0, power)
-        inverse = -tl.div_rn(1.0, divisor)
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        ratio = tl.where(steps == 0.0, amax * tl.div_rn(1.0, steps), _quotient(amax, steps))
     else:
-        quotient = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
-    return tl.where(scale == 0.0, 0.0, quotient)
+        ratio = tl.div_rn(amax, steps)
+    return ratio
 
 
 @triton.jit
@@ -3196,13 +3240,38 @@ def _to_scale_float16(scale):
 
 
 @triton.jit
+def _number(x):
+    """x, or 0 where it is no number."""
+    return tl.where(x != x, 0.0, x)
+
+
+@triton.jit
+def _unit(x):
+    """Within 0 and 1; NaN is 0."""
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def _bounded_over(x, scale, most: tl.constexpr):
+    """x / scale as far as integers can tell, for codes up to half of most, a power of two; 0 for NaN or a scale of 0."""
+    if _EXACT_FMA:
+        power, divisor, inverse = _normal(_number(scale))
+        divisor, inverse = divisor * (-1.0 / most), inverse * most
+        x = x * (power * (1.0 / most))
+        x = _unit(x) - _unit(x * -1.0)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = _number(_over(x, scale))
+    return quotient
+
+
+@triton.jit
 def _int4_codes_even(x, low: tl.constexpr, high: tl.constexpr):
-    """To the nearest integer, ties to even, within low and high; NaN is 0."""
-    x = tl.minimum(tl.maximum(tl.where(x != x, 0.0, x), low), high)
-    # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer. Bounded once more, or ptxas may take a
-    # float for its lowest byte.
-    code = tl.minimum((x + 12582912.0).to(tl.uint32, bitcast=True), 0x4B40007F)
-    return code.to(tl.uint8) & 15
+    """To the nearest integer, ties to even, within low and high."""
+    # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer.
+    code = (tl.minimum(tl.maximum(x, low), high) + 12582912.0).to(tl.uint32, bitcast=True)
+    return code & 15
 
 
 @triton.jit
@@ -3213,13 +3282,14 @@ def _int4_values(code):
 @triton.jit
 def _pack_1(codes):
     """[..., 2, 2, 2] codes of 1 bits to bytes, the first in the low bits."""
+    codes = codes.to(tl.uint32)
     low, high = tl.split(codes)
-    codes = low | (high << 1)
+    codes = low + (high << 1)
     low, high = tl.split(codes)
-    codes = low | (high << 2)
+    codes = low + (high << 2)
     low, high = tl.split(codes)
-    codes = low | (high << 4)
-    return codes
+    codes = low + (high << 4)
+    return codes.to(tl.uint8)
 
 
 @triton.jit

@@ -1248,15 +1248,18 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache, int8 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache, int8 with a scale per token and head
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
     key = _times(key, tl.div_rn(1.0, scale), scale)
-    key = _int8_codes_away(key, -127.0, 127.0)
+    key = _int8_codes_away(_number(key), -127.0, 127.0)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1267,16 +1270,15 @@ def _append_kernel(
     )
 
     # value to value_cache, int8 with a scale per token and head
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None], scale
     )
     value = _times(value, tl.div_rn(1.0, scale), scale)
-    value = _int8_codes_away(value, -127.0, 127.0)
+    value = _int8_codes_away(_number(value), -127.0, 127.0)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1318,15 +1320,17 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache, int8 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to key_cache, int8 with a scale per token and head
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
     key = _times(key, tl.div_rn(1.0, scale), scale)
-    key = _int8_codes_away(key, -127.0, 127.0)
+    key = _int8_codes_away(_number(key), -127.0, 127.0)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1368,17 +1372,19 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to value_cache, int8 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to value_cache, int8 with a scale per token and head
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None], scale
     )
     value = _times(value, tl.div_rn(1.0, scale), scale)
-    value = _int8_codes_away(value, -127.0, 127.0)
+    value = _int8_codes_away(_number(value), -127.0, 127.0)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1441,15 +1447,18 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to key_cache, int8 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to key_cache, int8 with a scale per token and head
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
     key = _times(key, tl.div_rn(1.0, scale), scale)
-    key = _int8_codes_away(key, -127.0, 127.0)
+    key = _int8_codes_away(_number(key), -127.0, 127.0)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1460,16 +1469,15 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, int8 with a scale per token and head
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None], scale
     )
     value = _times(value, tl.div_rn(1.0, scale), scale)
-    value = _int8_codes_away(value, -127.0, 127.0)
+    value = _int8_codes_away(_number(value), -127.0, 127.0)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -2440,6 +2448,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)
@@ -2471,9 +2482,19 @@ def _rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
+
+
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
 
 
 @triton.jit
@@ -2483,13 +2504,28 @@ def _times(x, inverse, scale):
 
 
 @triton.jit
+def _number(x):
+    """x, or 0 where it is no number."""
+    return tl.where(x != x, 0.0, x)
+
+
+@triton.jit
+def _unit(x):
+    """Within 0 and 1; NaN is 0."""
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
 def _int8_codes_away(x, low: tl.constexpr, high: tl.constexpr):
-    """To the nearest integer, ties away from zero, within low and high; NaN is 0."""
-    x = tl.minimum(tl.maximum(tl.where(x != x, 0.0, x), low), high)
+    """To the nearest integer, ties away from zero, within low and high."""
+    x = tl.minimum(tl.maximum(x, low), high)
     size = tl.abs(x)
-    whole = tl.floor(size)
-    whole = whole + tl.where(size - whole >= 0.5, 1.0, 0.0)
-    return tl.where(x < 0.0, -whole, whole).to(tl.int8).to(tl.uint8, bitcast=True)
+    whole = (size + 12582912.0) - 12582912.0  # 1.5 * 2**23: the sum has no room for a fraction; ties went to even
+    whole = whole + _unit(tl.fma(size - whole, 33554432.0, -16777215.0))  # 1 for a half, else 0
+    sign = x.to(tl.uint32, bitcast=True) & 0x80000000
+    whole = (whole.to(tl.uint32, bitcast=True) | sign).to(tl.float32, bitcast=True)
+    code = (whole + 12582912.0).to(tl.uint32, bitcast=True)
+    return tl.minimum(code, 0x4B40007F).to(tl.uint8)  # bounded once more, or ptxas may take a float for its lowest byte
 
 
 @triton.jit

@@ -186,6 +186,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            _native(device),
         )
         with _on(device):
             compiled = _append_kernel[grid](
@@ -237,6 +238,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
             key_scales.stride(0),
             key_scales.stride(1),
             key_scales.stride(2),
+            _native(device),
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
@@ -290,6 +292,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            _native(device),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
@@ -370,6 +373,7 @@ def append_positions(
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            _native(device),
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
@@ -466,6 +470,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            _native(device),
             zero_skipped,
         )
         with _on(device):
@@ -597,6 +602,7 @@ def gather_paged(
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            _native(device),
             zero_skipped,
         )
         with _on(device):
@@ -1370,6 +1376,7 @@ def _append_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1389,12 +1396,14 @@ def _append_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key to key_cache, mxfp4 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # key to key_cache, mxfp4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
         key_scales_ptr
         + block * key_scales_stride_block
@@ -1404,8 +1413,7 @@ def _append_kernel(
         stored,
     )
     scale = _e8m0_values(stored)
-    key = _shifted(key, scale)
-    key = _e2m1_codes(key)
+    key = _e2m1_codes_shifted(key, scale, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         key_cache_ptr
@@ -1417,11 +1425,9 @@ def _append_kernel(
     )
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
         value_scales_ptr
         + block * value_scales_stride_block
@@ -1431,8 +1437,7 @@ def _append_kernel(
         stored,
     )
     scale = _e8m0_values(stored)
-    value = _shifted(value, scale)
-    value = _e2m1_codes(value)
+    value = _e2m1_codes_shifted(value, scale, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1459,6 +1464,7 @@ def _append_key_kernel(
     key_scales_stride_block,
     key_scales_stride_slot,
     key_scales_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1478,12 +1484,13 @@ def _append_key_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key to key_cache, mxfp4 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+
+    # key to key_cache, mxfp4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
         key_scales_ptr
         + block * key_scales_stride_block
@@ -1493,8 +1500,7 @@ def _append_key_kernel(
         stored,
     )
     scale = _e8m0_values(stored)
-    key = _shifted(key, scale)
-    key = _e2m1_codes(key)
+    key = _e2m1_codes_shifted(key, scale, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         key_cache_ptr
@@ -1521,6 +1527,7 @@ def _append_value_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1540,12 +1547,13 @@ def _append_value_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # value to value_cache, mxfp4 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # value to value_cache, mxfp4 with a scale per token and head and 32 dims
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
         value_scales_ptr
         + block * value_scales_stride_block
@@ -1555,8 +1563,7 @@ def _append_value_kernel(
         stored,
     )
     scale = _e8m0_values(stored)
-    value = _shifted(value, scale)
-    value = _e2m1_codes(value)
+    value = _e2m1_codes_shifted(value, scale, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1599,6 +1606,7 @@ def _append_positions_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1624,12 +1632,14 @@ def _append_positions_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key to key_cache, mxfp4 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # key to key_cache, mxfp4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
         key_scales_ptr
         + block * key_scales_stride_block
@@ -1639,8 +1649,7 @@ def _append_positions_kernel(
         stored,
     )
     scale = _e8m0_values(stored)
-    key = _shifted(key, scale)
-    key = _e2m1_codes(key)
+    key = _e2m1_codes_shifted(key, scale, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         key_cache_ptr
@@ -1652,11 +1661,9 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
         value_scales_ptr
         + block * value_scales_stride_block
@@ -1666,8 +1673,7 @@ def _append_positions_kernel(
         stored,
     )
     scale = _e8m0_values(stored)
-    value = _shifted(value, scale)
-    value = _e2m1_codes(value)
+    value = _e2m1_codes_shifted(value, scale, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1706,6 +1712,7 @@ def _gather_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value of one token, all heads."""
@@ -1833,6 +1840,7 @@ def _gather_paged_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value of one token, all heads."""
@@ -2703,6 +2711,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2735,24 +2746,36 @@ def _signed(value, sign):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
 
 
 @triton.jit
-def _shifted(x, scale):
-    """x / scale, where scale is a power of two whose inverse is one as well."""
-    return x * tl.div_rn(1.0, scale)
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
 
 
 @triton.jit
-def _e8m0_codes_ceil(scale):
-    """The exponent byte of the smallest power of two from 2**-127 on that is not below the scale."""
-    bits = scale.to(tl.uint32, bitcast=True)
-    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-    above = tl.where(exponent == 0, mantissa > 0x400000, mantissa > 0)
-    return tl.minimum(exponent + above.to(tl.uint32), 254).to(tl.uint8)
+def _inverse_power(scale):
+    """1 over a power of two from 2**-127 on."""
+    bits = 0x7F000000 - (scale.to(tl.uint32, bitcast=True) & 0x7F800000)
+    return tl.maximum(bits, 0x00400000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _e8m0_over_ceil(amax, steps: tl.constexpr):
+    """The exponent byte of the smallest power of two from 2**-127 on that is not below amax / steps, 1 or more.
+
+    The difference of two floats' bits, rounded up to whole exponents, is that of their logarithms.
+    """
+    ratio = amax.to(tl.int32, bitcast=True) - tl.full((), steps, tl.float32).to(tl.int32, bitcast=True)
+    return tl.minimum(tl.maximum(((ratio + 0x7FFFFF) >> 23) + 127, 0), 254).to(tl.uint8)
 
 
 @triton.jit
@@ -2764,15 +2787,37 @@ def _e8m0_values(code):
 
 
 @triton.jit
-def _e2m1_codes(x):
-    """0, .5, 1, 1.5, 2, 3, 4 or 6 and a sign in bit 3: to the nearest, ties to the even code; NaN is 0."""
-    x = tl.where(x != x, 0.0, x)
-    size = tl.minimum(tl.abs(x), 6.0)
-    bits = size.to(tl.uint32, bitcast=True)
-    normal = ((bits + 0x1FFFFF + ((bits >> 22) & 1)) >> 22) - 252
-    small = (size + 4194304.0).to(tl.uint32, bitcast=True)  # 2**22: the sum ends in the multiple of a half
-    sign = (x.to(tl.uint32, bitcast=True) >> 28) & 8
-    return ((tl.where(size < 1.0, small, normal) & 7) | sign).to(tl.uint8)
+def _unit(x):
+    """Within 0 and 1; NaN is 0."""
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def _e2m1_codes(half, signed):
+    """0, .5, 1, 1.5, 2, 3, 4 or 6, of half a magnitude, and a sign in bit 3: to the nearest, ties to the even code.
+
+    Steps are a half up to 2, 1 up to 4 and 2 up to 6: what lies in each range, 0 to 1 of it, is added in steps to a sum
+    that has no room for fractions and ends in the code.
+    """
+    code = tl.fma(_unit(half), 4.0, 12582912.0)  # 1.5 * 2**23
+    code = tl.fma(_unit(half - 1.0), 2.0, code)
+    code = code + _unit(half - 2.0)
+    sign = signed.to(tl.uint32, bitcast=True) >> 28
+    return (code.to(tl.uint32, bitcast=True) & 7) | (sign & 8)
+
+
+@triton.jit
+def _e2m1_codes_of_half(half, native: tl.constexpr):
+    """The same of their halves. Where casts are native the processor makes no NaN with a sign."""
+    if not native:
+        half = tl.where(half != half, 0.0, half)
+    return _e2m1_codes(tl.abs(half), half)
+
+
+@triton.jit
+def _e2m1_codes_shifted(x, scale, native: tl.constexpr):
+    """Codes of x / scale, where scale is a power of two."""
+    return _e2m1_codes_of_half(x * (_inverse_power(scale) * 0.5), native)
 
 
 @triton.jit
@@ -2785,9 +2830,10 @@ def _e2m1_values(code):
 @triton.jit
 def _pack_4(codes):
     """[..., 2] codes of 4 bits to bytes, the first in the low bits."""
+    codes = codes.to(tl.uint32)
     low, high = tl.split(codes)
-    codes = low | (high << 4)
-    return codes
+    codes = low + (high << 4)
+    return codes.to(tl.uint8)
 
 
 @triton.jit
@@ -2845,6 +2891,13 @@ def _check_apart(name, tensor):
         if stride <= reach:
             raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
         reach += stride * (size - 1)
+
+
+def _native(device):
+    """Whether casts to 8-bit floats are the device's own: from sm_90 on they give what integers give, and are quicker."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _check_integers(name, tensor, device, length=None):

@@ -1518,12 +1518,14 @@ def _append_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # key to key_cache, mxfp8 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # key to key_cache, mxfp8 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 448.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
         key_scales_ptr
         + block * key_scales_stride_block
@@ -1545,11 +1547,9 @@ def _append_kernel(
     )
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 448.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
         value_scales_ptr
         + block * value_scales_stride_block
@@ -1605,12 +1605,13 @@ def _append_key_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # key to key_cache, mxfp8 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+
+    # key to key_cache, mxfp8 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 448.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
         key_scales_ptr
         + block * key_scales_stride_block
@@ -1666,12 +1667,13 @@ def _append_value_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # value to value_cache, mxfp8 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # value to value_cache, mxfp8 with a scale per token and head and 32 dims
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 448.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
         value_scales_ptr
         + block * value_scales_stride_block
@@ -1749,12 +1751,14 @@ def _append_positions_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # key to key_cache, mxfp8 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # key to key_cache, mxfp8 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 448.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
         key_scales_ptr
         + block * key_scales_stride_block
@@ -1776,11 +1780,9 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 448.0)
-    stored = _e8m0_codes_ceil(scale)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
         value_scales_ptr
         + block * value_scales_stride_block
@@ -2818,6 +2820,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2850,24 +2855,42 @@ def _signed(value, sign):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
+
+
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
+
+
+@triton.jit
+def _inverse_power(scale):
+    """1 over a power of two from 2**-127 on."""
+    bits = 0x7F000000 - (scale.to(tl.uint32, bitcast=True) & 0x7F800000)
+    return tl.maximum(bits, 0x00400000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _shifted(x, scale):
-    """x / scale, where scale is a power of two whose inverse is one as well."""
-    return x * tl.div_rn(1.0, scale)
+    """x / scale, where scale is a power of two."""
+    return x * _inverse_power(scale)
 
 
 @triton.jit
-def _e8m0_codes_ceil(scale):
-    """The exponent byte of the smallest power of two from 2**-127 on that is not below the scale."""
-    bits = scale.to(tl.uint32, bitcast=True)
-    exponent, mantissa = bits >> 23, bits & 0x7FFFFF
-    above = tl.where(exponent == 0, mantissa > 0x400000, mantissa > 0)
-    return tl.minimum(exponent + above.to(tl.uint32), 254).to(tl.uint8)
+def _e8m0_over_ceil(amax, steps: tl.constexpr):
+    """The exponent byte of the smallest power of two from 2**-127 on that is not below amax / steps, 1 or more.
+
+    The difference of two floats' bits, rounded up to whole exponents, is that of their logarithms.
+    """
+    ratio = amax.to(tl.int32, bitcast=True) - tl.full((), steps, tl.float32).to(tl.int32, bitcast=True)
+    return tl.minimum(tl.maximum(((ratio + 0x7FFFFF) >> 23) + 127, 0), 254).to(tl.uint8)
 
 
 @triton.jit

@@ -1501,12 +1501,15 @@ def _append_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key to key_cache, nvfp4 with a scale per token and head and 16 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # key to key_cache, nvfp4 with a scale per token and head and 16 dims
     key = key.to(tl.float32)
     outer = tl.load(key_scale_scale_ptr)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0 * outer)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    scale = _ratio(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1519,8 +1522,7 @@ def _append_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
-    key = _over(key, scale)
-    key = _e2m1_codes(key)
+    key = _e2m1_codes_over(key, scale, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         key_cache_ptr
@@ -1532,11 +1534,10 @@ def _append_kernel(
     )
 
     # value to value_cache, nvfp4 with a scale per token and head and 16 dims
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
     value = value.to(tl.float32)
     outer = tl.load(value_scale_scale_ptr)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0 * outer)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    scale = _ratio(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1549,8 +1550,7 @@ def _append_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
-    value = _over(value, scale)
-    value = _e2m1_codes(value)
+    value = _e2m1_codes_over(value, scale, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1598,12 +1598,14 @@ def _append_key_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key to key_cache, nvfp4 with a scale per token and head and 16 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+
+    # key to key_cache, nvfp4 with a scale per token and head and 16 dims
     key = key.to(tl.float32)
     outer = tl.load(key_scale_scale_ptr)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0 * outer)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    scale = _ratio(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1616,8 +1618,7 @@ def _append_key_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
-    key = _over(key, scale)
-    key = _e2m1_codes(key)
+    key = _e2m1_codes_over(key, scale, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         key_cache_ptr
@@ -1665,12 +1666,14 @@ def _append_value_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # value to value_cache, nvfp4 with a scale per token and head and 16 dims
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # value to value_cache, nvfp4 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
     outer = tl.load(value_scale_scale_ptr)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0 * outer)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    scale = _ratio(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1683,8 +1686,7 @@ def _append_value_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
-    value = _over(value, scale)
-    value = _e2m1_codes(value)
+    value = _e2m1_codes_over(value, scale, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1755,12 +1757,15 @@ def _append_positions_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key to key_cache, nvfp4 with a scale per token and head and 16 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+
+    # key to key_cache, nvfp4 with a scale per token and head and 16 dims
     key = key.to(tl.float32)
     outer = tl.load(key_scale_scale_ptr)
-    amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0 * outer)
+    amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
+    scale = _ratio(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1773,8 +1778,7 @@ def _append_positions_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
-    key = _over(key, scale)
-    key = _e2m1_codes(key)
+    key = _e2m1_codes_over(key, scale, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         key_cache_ptr
@@ -1786,11 +1790,10 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, nvfp4 with a scale per token and head and 16 dims
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
     value = value.to(tl.float32)
     outer = tl.load(value_scale_scale_ptr)
-    amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
-    scale = tl.div_rn(amax, 6.0 * outer)
+    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
+    scale = _ratio(amax, 6.0 * outer)
     scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1803,8 +1806,7 @@ def _append_positions_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * outer
-    value = _over(value, scale)
-    value = _e2m1_codes(value)
+    value = _e2m1_codes_over(value, scale, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -2858,6 +2860,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2890,49 +2895,129 @@ def _signed(value, sign):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
 
 
-_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
+
+
+@triton.jit
+def _normal(scale):
+    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+
+    The power is 0 where the scale is 0 or infinite, and the product 1.
+    """
+    size = tl.abs(scale)
+    bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
+    power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
+    outside = (size == 0.0) | (size == float("inf"))
+    divisor = tl.where(outside, 1.0, size * power)
+    power = tl.where(outside, 0.0, tl.where(scale < 0.0, power * -1.0, power))
+    return power, divisor, tl.div_rn(1.0, divisor)
+
+
+@triton.jit
+def _quotient(x, scale):
+    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
+    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
+    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
+    its sign then.
+    """
+    if _EXACT_FMA:
+        power, divisor, inverse = _normal(scale)
+        power, inverse = power * -1.0, inverse * -1.0
+        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+    else:
+        quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
+    return quotient
 
 
 @triton.jit
 def _over(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 where the scale is 0.
-
-    One reciprocal serves all values under a scale: with it, two corrections by fused multiply-adds give the rounded
-    quotient. Before, both are scaled by a power of two that brings the scale near 1, so that nothing on the way is lost.
-    Power and reciprocal are negative: a zero keeps its sign then.
-    """
-    if _EXACT_FMA:
-        size = tl.abs(scale)
-        bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
-        power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-        divisor = tl.where((size == 0.0) | (size == float("inf")), 1.0, size * power)
-        power = tl.where(size < float("inf"), power, 0.0)
-        power = tl.where(scale > 0.0, power * -1.0, power)
-        inverse = -tl.div_rn(1.0, divisor)
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-    else:
-        quotient = tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))
-    return tl.where(scale == 0.0, 0.0, quotient)
+    """The same; 0 where the scale is 0."""
+    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
 
 
 @triton.jit
-def _e2m1_codes(x):
-    """0, .5, 1, 1.5, 2, 3, 4 or 6 and a sign in bit 3: to the nearest, ties to the even code; NaN is 0."""
-    x = tl.where(x != x, 0.0, x)
-    size = tl.minimum(tl.abs(x), 6.0)
-    bits = size.to(tl.uint32, bitcast=True)
-    normal = ((bits + 0x1FFFFF + ((bits >> 22) & 1)) >> 22) - 252
-    small = (size + 4194304.0).to(tl.uint32, bitcast=True)  # 2**22: the sum ends in the multiple of a half
-    sign = (x.to(tl.uint32, bitcast=True) >> 28) & 8
-    return ((tl.where(size < 1.0, small, normal) & 7) | sign).to(tl.uint8)
+def _ratio(amax, steps):
+    """amax / steps, for what rounds it to 11 bits or less."""
+    if _EXACT_FMA:
+        ratio = tl.where(steps == 0.0, amax * tl.div_rn(1.0, steps), _quotient(amax, steps))
+    else:
+        ratio = tl.div_rn(amax, steps)
+    return ratio
+
+
+@triton.jit
+def _number(x):
+    """x, or 0 where it is no number."""
+    return tl.where(x != x, 0.0, x)
+
+
+@triton.jit
+def _unit(x):
+    """Within 0 and 1; NaN is 0."""
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def _e2m1_codes(half, signed):
+    """0, .5, 1, 1.5, 2, 3, 4 or 6, of half a magnitude, and a sign in bit 3: to the nearest, ties to the even code.
+
+    Steps are a half up to 2, 1 up to 4 and 2 up to 6: what lies in each range, 0 to 1 of it, is added in steps to a sum
+    that has no room for fractions and ends in the code.
+    """
+    code = tl.fma(_unit(half), 4.0, 12582912.0)  # 1.5 * 2**23
+    code = tl.fma(_unit(half - 1.0), 2.0, code)
+    code = code + _unit(half - 2.0)
+    sign = signed.to(tl.uint32, bitcast=True) >> 28
+    return (code.to(tl.uint32, bitcast=True) & 7) | (sign & 8)
+
+
+@triton.jit
+def _e2m1_codes_of(x, native: tl.constexpr):
+    """Codes of values; NaN is 0."""
+    return _e2m1_codes_of_half(x * 0.5, native)
+
+
+@triton.jit
+def _e2m1_codes_of_half(half, native: tl.constexpr):
+    """The same of their halves. Where casts are native the processor makes no NaN with a sign."""
+    if not native:
+        half = tl.where(half != half, 0.0, half)
+    return _e2m1_codes(tl.abs(half), half)
+
+
+@triton.jit
+def _e2m1_codes_over(x, scale, native: tl.constexpr):
+    """Codes of x / scale."""
+    if native:
+        scale = _number(scale)
+        power, divisor, inverse = _normal(scale)
+        divisor, inverse = divisor * -2.0, inverse * 0.5
+        # A zero that is added keeps the sign of x, but where the scale is 0.
+        zero = tl.where(scale == 0.0, 0, 0x80000000).to(tl.uint32).to(tl.float32, bitcast=True)
+        x = tl.fma(x, power, zero)
+        size = tl.minimum(tl.abs(x), 3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
+        half = size * inverse
+        half = tl.fma(tl.fma(divisor, half, size), inverse, half)
+        code = _e2m1_codes(half, x)
+    else:
+        code = _e2m1_codes_of(_over(x, scale), native)
+    return code
 
 
 @triton.jit
@@ -2945,9 +3030,10 @@ def _e2m1_values(code):
 @triton.jit
 def _pack_4(codes):
     """[..., 2] codes of 4 bits to bytes, the first in the low bits."""
+    codes = codes.to(tl.uint32)
     low, high = tl.split(codes)
-    codes = low | (high << 4)
-    return codes
+    codes = low + (high << 4)
+    return codes.to(tl.uint8)
 
 
 @triton.jit

@@ -479,7 +479,7 @@ def _transfer_kernel(
             eviction_policy="evict_first",
         )
         key = key.to(tl.float32)
-        amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
+        amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
         scale = tl.div_rn(amax, 448.0)
         scale = tl.maximum(scale, 1e-06)
         tl.store(
@@ -516,7 +516,7 @@ def _transfer_kernel(
             eviction_policy="evict_first",
         )
         value = value.to(tl.float32)
-        amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
+        amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
         scale = tl.div_rn(amax, 448.0)
         scale = tl.maximum(scale, 1e-06)
         tl.store(
@@ -620,7 +620,7 @@ def _transfer_blocks_kernel(
             eviction_policy="evict_first",
         )
         key = key.to(tl.float32)
-        amax = tl.max(_magnitude(key), axis=2, keep_dims=True)
+        amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
         scale = tl.div_rn(amax, 448.0)
         scale = tl.maximum(scale, 1e-06)
         tl.store(
@@ -657,7 +657,7 @@ def _transfer_blocks_kernel(
             eviction_policy="evict_first",
         )
         value = value.to(tl.float32)
-        amax = tl.max(_magnitude(value), axis=2, keep_dims=True)
+        amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
         scale = tl.div_rn(amax, 448.0)
         scale = tl.maximum(scale, 1e-06)
         tl.store(
@@ -683,13 +683,26 @@ def _transfer_blocks_kernel(
         item += tl.num_programs(0)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
+
+
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
 
 
 @triton.jit

@@ -983,10 +983,13 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_cache, fp8_e4m3 with a scale per token and head
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
@@ -1008,9 +1011,8 @@ def _append_kernel(
     )
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
@@ -1062,10 +1064,12 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to kv_cache, fp8_e4m3 with a scale per token and head
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
@@ -1116,10 +1120,12 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to kv_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to kv_cache, fp8_e4m3 with a scale per token and head
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
@@ -1185,10 +1191,13 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_cache, fp8_e4m3 with a scale per token and head
     key = key.to(tl.float32)
-    amax = tl.max(_magnitude(key), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
@@ -1210,9 +1219,8 @@ def _append_positions_kernel(
     )
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value = value.to(tl.float32)
-    amax = tl.max(_magnitude(value), axis=1, keep_dims=True)
+    amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
@@ -1975,6 +1983,9 @@ def _fill_slots_kernel(
     tl.store(out_ptr + token, slot_number, mask=token < num_out)
 
 
+_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)
@@ -2012,9 +2023,19 @@ def _signed(value, sign):
 
 
 @triton.jit
-def _magnitude(x):
-    """What amax is taken of: NaN counts nothing, an infinity as the largest float32."""
-    return tl.where(x != x, 0.0, tl.minimum(tl.abs(x), 3.4028234663852886e38))
+def _counted(x):
+    """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""
+    if _EXACT_FMA:
+        size = tl.abs(x)
+    else:
+        size = tl.where(x != x, 0.0, tl.abs(x))
+    return size
+
+
+@triton.jit
+def _amax(largest):
+    """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
+    return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
 
 
 @triton.jit

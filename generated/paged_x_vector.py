@@ -774,12 +774,22 @@ def _append_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_ptr + token[None, :] * key_stride_token * STRIDE_UNIT + head * key_stride_head * STRIDE_UNIT + dim[:, None],
         mask=valid[None, :],
         other=0,
     )
+    value = tl.load(
+        value_ptr
+        + token[None, :] * value_stride_token * STRIDE_UNIT
+        + head * value_stride_head * STRIDE_UNIT
+        + dim[:, None],
+        mask=valid[None, :],
+        other=0,
+    )
+
+    # key to key_cache
     tl.store(
         key_cache_ptr
         + block[None, :] * key_cache_stride_block * STRIDE_UNIT
@@ -792,14 +802,6 @@ def _append_kernel(
     )
 
     # value to value_cache
-    value = tl.load(
-        value_ptr
-        + token[None, :] * value_stride_token * STRIDE_UNIT
-        + head * value_stride_head * STRIDE_UNIT
-        + dim[:, None],
-        mask=valid[None, :],
-        other=0,
-    )
     if whole:
         tl.store(
             value_cache_ptr
@@ -851,12 +853,14 @@ def _append_key_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_ptr + token[None, :] * key_stride_token * STRIDE_UNIT + head * key_stride_head * STRIDE_UNIT + dim[:, None],
         mask=valid[None, :],
         other=0,
     )
+
+    # key to key_cache
     tl.store(
         key_cache_ptr
         + block[None, :] * key_cache_stride_block * STRIDE_UNIT
@@ -904,12 +908,14 @@ def _append_value_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # value to value_cache
+    # Everything is on its way before anything is worked on.
     value = tl.load(
         value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
         mask=valid[None, :],
         other=0,
     )
+
+    # value to value_cache
     if whole:
         tl.store(
             value_cache_ptr
@@ -986,12 +992,22 @@ def _append_positions_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # key to key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_ptr + token[None, :] * key_stride_token * STRIDE_UNIT + head * key_stride_head * STRIDE_UNIT + dim[:, None],
         mask=valid[None, :],
         other=0,
     )
+    value = tl.load(
+        value_ptr
+        + token[None, :] * value_stride_token * STRIDE_UNIT
+        + head * value_stride_head * STRIDE_UNIT
+        + dim[:, None],
+        mask=valid[None, :],
+        other=0,
+    )
+
+    # key to key_cache
     tl.store(
         key_cache_ptr
         + block[None, :] * key_cache_stride_block * STRIDE_UNIT
@@ -1004,14 +1020,6 @@ def _append_positions_kernel(
     )
 
     # value to value_cache
-    value = tl.load(
-        value_ptr
-        + token[None, :] * value_stride_token * STRIDE_UNIT
-        + head * value_stride_head * STRIDE_UNIT
-        + dim[:, None],
-        mask=valid[None, :],
-        other=0,
-    )
     if whole:
         tl.store(
             value_cache_ptr

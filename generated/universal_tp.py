@@ -706,8 +706,11 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_block
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_block
     tl.store(
         kv_block_ptr
         + block * kv_block_stride_block
@@ -719,7 +722,6 @@ def _append_kernel(
     )
 
     # value to kv_block
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         kv_block_ptr
         + block * kv_block_stride_block
@@ -763,8 +765,10 @@ def _append_key_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_block
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+
+    # key to kv_block
     tl.store(
         kv_block_ptr
         + block * kv_block_stride_block
@@ -808,8 +812,10 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # value to kv_block
+    # Everything is on its way before anything is worked on.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # value to kv_block
     tl.store(
         kv_block_ptr
         + block * kv_block_stride_block
@@ -868,8 +874,11 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key to kv_block
+    # Everything is on its way before anything is worked on.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+
+    # key to kv_block
     tl.store(
         kv_block_ptr
         + block * kv_block_stride_block
@@ -881,7 +890,6 @@ def _append_positions_kernel(
     )
 
     # value to kv_block
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     tl.store(
         kv_block_ptr
         + block * kv_block_stride_block

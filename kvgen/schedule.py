@@ -9,7 +9,8 @@ Rules of legality:
 * a query's heads are divided among programs of their own, several heads each: they follow those of the KV heads.
 
 What is fast was measured (H200, bf16): one program per token with all heads where ``dim`` is the fastest axis
-of the cache, and tiles of some tokens with the tokens along the lanes where ``slot`` is.
+of the cache (of rows that are short and only moved two tokens, in calls of any size), and tiles of some tokens with the
+tokens along the lanes where ``slot`` is.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ SECTOR = 32  # bytes; shorter runs of a token leave part of each memory transact
 VECTOR = 16  # bytes of the widest access
 DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
 FEW_TOKENS = 64  # up to here a program takes one token even where it could take more
+FEW_ENCODED = 256  # the same where values are encoded as they are appended
 SOME_TOKENS = 1024  # up to here more warps a program pay where values are encoded
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 STAGED_VALUES = 1024  # values of one stream that a program works on at the most
@@ -77,10 +79,13 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     heads = _heads(layout, plan, wish.heads, slot_minor, most // widest)
     row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
     worked_on = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
-    tokens = wish.tokens or _tokens(layout, slot_minor, worked_on, widest, 2 * row if plan.staged else row)
+    moved = plan.kind == "append" and not worked_on and not slot_minor
+    tokens = wish.tokens or _tokens(layout, slot_minor, worked_on, widest, 2 * row if plan.staged else row, moved)
     per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
+    if moved and tokens > 1:
+        per_warp = 512
     if any(_worked_on_together(layout.stream(name)) for name in plan.streams):
-        per_warp = 256
+        per_warp = 512 if plan.kind == "append" else 256
     elif any(_by_channel(layout.stream(name)) for name in plan.streams):
         per_warp = min(per_warp, 512)
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
@@ -89,7 +94,9 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     most_warps, values = (8, STAGED_PER_WARP // 4) if plan.staged else (4, 256)
     few_warps = max(num_warps, min(most_warps, padded_side(math.ceil(row / values))))
     few_warps = num_warps if wish.num_warps or not worked_on else few_warps
-    found = Schedule(tokens, tokens > 1 and wish.tokens is None, heads, num_warps, few_warps, tiles)
+    by_count = tokens > 1 and wish.tokens is None and not moved
+    few = FEW_ENCODED if plan.kind == "append" and worked_on and not (plan.staged or slot_minor) else FEW_TOKENS
+    found = Schedule(tokens, by_count, heads, num_warps, few_warps, tiles, few=few)
     if wish.few is not None:
         few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
         warps = wish.few.num_warps or num_warps
@@ -130,10 +137,10 @@ def _values_per_warp(slot_minor: bool, encoded: bool, by_slots: bool) -> int:
     return 512 if encoded else 1024
 
 
-def _tokens(layout: Layout, slot_minor: bool, encoded: bool, widest: int, row: int) -> int:
-    """Tokens of one program where there are many."""
+def _tokens(layout: Layout, slot_minor: bool, encoded: bool, widest: int, row: int, moved: bool) -> int:
+    """Tokens of one program where there are many; half as many where they are only ``moved``."""
     if not slot_minor:
-        return 1 if row >= TARGET_VALUES else min(8, 2 * TARGET_VALUES // row)
+        return 1 if row >= TARGET_VALUES else min(8, (1 if moved else 2) * TARGET_VALUES // row)
     tokens = max(1, min(SLOT_TILE // 2 if encoded else SLOT_TILE, MAX_VALUES // widest))
     while layout.block_size is not None and tokens > layout.block_size:
         tokens //= 2

@@ -5,6 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvgen import reference
 from tests.generated import module_of, shipped
 
 pytestmark = pytest.mark.gpu
@@ -61,16 +62,58 @@ def operands(kind: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, scale
 
 
+def sides(quotient: torch.Tensor) -> torch.Tensor:
+    """Between which numbers of 12 bits a quotient lies, or which it is: all that codes depend on.
+
+    Past 2**90 all have the largest code, below 2**-90 none but a sign.
+    """
+    quotient = quotient.clamp(-(2.0**90), 2.0**90).nan_to_num(nan=2.0**100)
+    quotient[quotient.abs() < 2.0**-90] *= 0.0
+    bits = quotient.view(torch.int32)
+    return (bits & ~0xFFF) | ((bits & 0xFFF) != 0)
+
+
 @pytest.mark.parametrize("kind", ["any", "near", "few bits"])
-def test_quotients_are_those_of_a_division(kind: str) -> None:
-    """But for those that no code tells apart: past 2**90 all have the largest code, below 2**-90 none but a sign."""
+def test_quotients_are_those_of_a_division_as_far_as_codes_tell(kind: str) -> None:
     count = 1 << 26
     x, scale = operands(kind, count)
     found, expected = torch.empty_like(x), torch.empty_like(x)
-    over = module_of(shipped("nhd_nvfp4"))._over
+    over = module_of(shipped("nhd_fp8_tensor"))._over
     _divide_kernel[(count // 1024,)](x, scale, found, expected, over, enable_fp_fusion=False)
-    for quotient in (found, expected):
-        quotient.clamp_(-(2.0**90), 2.0**90)
-        quotient[quotient.abs() < 2.0**-90] *= 0.0
-        quotient.nan_to_num_(nan=2.0**100)
-    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    assert torch.equal(sides(found), sides(expected))
+
+
+def mantissas(group: int, source: torch.dtype) -> torch.Tensor:
+    """Groups whose largest has each mantissa of 8 bits, with every such value down to a 128th of it; rows of 128."""
+    largest = 1.0 + torch.arange(128, device="cuda") / 128
+    others = (largest[:, None] / 2.0 ** torch.arange(8, device="cuda")).flatten()
+    others = torch.nn.functional.pad(others, (0, -len(others) % (group - 1))).view(-1, group - 1)
+    pairs = torch.cat([largest[:, None, None].expand(-1, len(others), 1), others.expand(128, -1, -1)], dim=2)
+    pairs = torch.where(pairs[..., :1] >= pairs.abs(), pairs, 0.0)
+    pairs[..., 1::2] *= -1.0
+    sizes = 2.0 ** torch.tensor([-110, -60, -24, -9, -1, 0, 7, 15, 90, 127] if source == torch.bfloat16 else [-9, 0, 5])
+    return (pairs[None] * sizes.cuda()[:, None, None, None]).to(source).view(-1, 128)
+
+
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "name", ["nhd_nvfp4", "nhd_mxfp4", "nhd_mxfp8", "nhd_int4", "nhd_int8_token_head", "nhd_fp8_token_head"]
+)
+def test_codes_are_those_of_the_reference(name: str, source: torch.dtype) -> None:
+    """Every pair of mantissas of a value and the largest of its group, in many sizes, and every 16-bit value."""
+    layout, module = shipped(name), module_of(shipped(name))
+    every = torch.arange(1 << 16, dtype=torch.int32, device="cuda").to(torch.int16).view(source).view(-1, 128)
+    rows = torch.cat([every, mantissas(layout.stream("key").group or 128, source)])
+    rows = rows[: len(rows) // 8 * 8].view(-1, 8, 128)
+    slots = torch.arange(len(rows), device="cuda")
+    for outer in (1.0, 0.37, 3.1e-5):
+        static = {n: torch.full((1,), outer, device="cuda") for n in ("key_scale_scale", "value_scale_scale")}
+        static = static if name == "nhd_nvfp4" else {}
+        found, expected = (module.allocate(-(-len(rows) // 16), device="cuda") for _ in range(2))
+        module.append(rows, rows.flip(-1), *found, slots, *static.values())
+        named = dict(zip([buffer.name for buffer in layout.buffers], expected, strict=True))
+        reference.append(layout, {"key": rows, "value": rows.flip(-1)}, named, slots, scales=static)
+        for buffer, cache, wanted in zip(layout.buffers, found, expected, strict=True):
+            assert torch.equal(cache.view(torch.uint8), wanted.view(torch.uint8)), buffer.name
+        if not static:
+            break

@@ -20,6 +20,7 @@ FP8 = {
 }
 NATIVE = ("float8_e4m3fn", "float8_e5m2")
 """Codes that sm_90 and later cast to as the integer recipe does, and quicker."""
+E2M1 = "e2m1"
 INTEGERS = ("int8", "int4", "uint4")
 WIDE = {"float32": "tl.float32", "float16": "tl.float16", "bfloat16": "tl.bfloat16"}
 
@@ -34,27 +35,61 @@ def scale_type(dtype: str) -> str:
     return WIDE.get(dtype, "tl.uint8")
 
 
+def codes_of(encoding: Encoding, stream: str) -> str:
+    """The codes of a stream's values, which are divided by their scale first unless they are divided on the way."""
+    values = f"{stream}, scale" if divides_itself(encoding) else stream
+    if encoding.code in INTEGERS and not _bounded(encoding):
+        values = f"_number({stream})"
+    return f"{encoder(encoding)}({values}{limits(encoding)})"
+
+
+def _bounded(encoding: Encoding) -> bool:
+    """Whether quotients are those of integers: bounded, and numbers."""
+    scale, zero = encoding.scale, encoding.zero
+    plain = scale is not None and scale.arithmetic == "divide" and not _power_of_two(scale)
+    return encoding.code in INTEGERS and plain and (zero is None or zero.kind == "minimum")
+
+
+def divided(encoding: Encoding, stream: str) -> str:
+    """The values of a stream over their scale."""
+    scale = encoding.scale
+    if scale.arithmetic == "multiply":
+        inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
+        return f"_times({stream}, {inverse}, scale)"
+    if _bounded(encoding):
+        return f"_bounded_over({stream}, scale, {'512.0' if encoding.code == 'int8' else '32.0'})"
+    return f"_shifted({stream}, scale)" if _power_of_two(scale) else f"_over({stream}, scale)"
+
+
+def divides_itself(encoding: Encoding) -> bool:
+    """Whether codes are made of values and scale at once, which takes less than a quotient of any size does."""
+    scale = encoding.scale
+    return encoding.code == E2M1 and scale is not None and encoding.zero is None and scale.arithmetic == "divide"
+
+
 def encoder(encoding: Encoding) -> str:
     """The function that makes codes of float32 values."""
     if encoding.code in WIDE:
         return f"_to_{encoding.code}"
     if encoding.code in INTEGERS:
         return f"_{encoding.code}_codes_{encoding.rounding}"
-    return f"_{FP8.get(encoding.code, encoding.code)}_codes"
+    if encoding.code == E2M1 and divides_itself(encoding):
+        return "_e2m1_codes_shifted" if _power_of_two(encoding.scale) else "_e2m1_codes_over"
+    return "_e2m1_codes_of" if encoding.code == E2M1 else f"_{FP8.get(encoding.code, encoding.code)}_codes"
 
 
 def limits(encoding: Encoding) -> str:
     """What an encoder takes beside the values: the codes that integers are clamped to, or whether casts are native."""
     if encoding.code in INTEGERS:
         return "".join(f", {float(limit)!r}" for limit in encoding.clamp)
-    return ", NATIVE" if encoding.code in NATIVE else ""
+    return ", NATIVE" if encoding.code in (*NATIVE, E2M1) else ""
 
 
 def casts(encoding: Encoding | None) -> bool:
     """Whether codes or scales are 8-bit floats that some targets cast to themselves."""
     if encoding is None:
         return False
-    return encoding.code in NATIVE or (encoding.scale is not None and encoding.scale.dtype in NATIVE)
+    return encoding.code in (*NATIVE, E2M1) or (encoding.scale is not None and encoding.scale.dtype in NATIVE)
 
 
 def decoder(encoding: Encoding) -> str:
@@ -130,6 +165,19 @@ def _power_of_two(scale: Scale) -> bool:
     return scale.dtype == "float8_e8m0fnu" or (scale.dtype == "float32" and normal)
 
 
+def _at_once(scale: Scale) -> bool:
+    """Whether a stored power of two follows from the bits of amax: of steps of 2 or more, tiny ones need no care."""
+    plain = scale.dynamic and scale.encode == "stored" and not scale.scale and scale.floor_on != "scale"
+    return plain and scale.dtype == "float8_e8m0fnu" and scale.code_range >= 2.0
+
+
+def _quotient(scale: Scale, steps: str) -> str:
+    """amax over steps: rounded as a division is, or only so that what is stored of it is the same."""
+    if scale.dtype in ("float8_e4m3fn", "float16") and scale.encode == "stored" and scale.grid != "pow2":
+        return f"_ratio(amax, {steps if scale.scale else f'tl.full((), {steps}, tl.float32)'})"
+    return f"tl.div_rn(amax, {steps})"
+
+
 def build_scale(
     scale: Scale,
     stream: str,
@@ -144,26 +192,27 @@ def build_scale(
 ) -> ScaleContext:
     """Everything a section says of its scale."""
     e8m0 = scale.dtype == "float8_e8m0fnu"
+    at_once = _at_once(scale) and not zeroed
     formats = {"float8_e4m3fn": "_fp8_e4m3_codes", "float8_e8m0fnu": f"_e8m0_codes_{scale.exponent}"}
     stored_as = (STORED_AS | formats)[scale.dtype]
     pow2, as_stored = scale.grid == "pow2" and not e8m0, scale.encode == "stored"
-    divide = f"_shifted({stream}, scale)" if _power_of_two(scale) else f"_over({stream}, scale)"
-    if scale.arithmetic == "multiply":
-        inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
-        divide = f"_times({stream}, {inverse}, scale)"
+    steps = repr(float(scale.code_range)) + (" * outer" if scale.scale else "")
+    limit = ", NATIVE" if scale.dtype in NATIVE else ""
     return ScaleContext(
         side=side,
         masks=masks,
         dynamic=scale.dynamic,
         magnitude=largest,
-        steps=repr(float(scale.code_range)) + (" * outer" if scale.scale else ""),
+        steps=steps,
         floor=repr(float(scale.floor)),
         floor_on_amax=scale.floor_on == "amax",
         floor_on_scale=scale.floor_on == "scale",
         pow2=pow2,
         grid=f"_pow2_{scale.exponent}",
-        stored_as=stored_as,
-        cast_limits=", NATIVE" if scale.dtype in NATIVE else "",
+        apart=not at_once,
+        quotient=_quotient(scale, steps),
+        stored=f"_e8m0_over_{scale.exponent}(amax, {steps})" if at_once else f"{stored_as}({ratio or 'scale'}{limit})",
+        cast_limits=limit,
         rounds=bool(stored_as),
         decode={"float8_e4m3fn": "_fp8_e4m3_values", "float8_e8m0fnu": "_e8m0_values"}.get(scale.dtype, "_to_float32"),
         bounded=(zeroed or scale.scale is not None or scale.code_range < 1.0)
@@ -171,13 +220,11 @@ def build_scale(
         keeps_exact=pow2 and not as_stored,
         exact="exact" if pow2 else "scale",
         as_stored=as_stored,
-        divide=divide,
         counted=scale.scale is not None,
         outer=outer,
         outer_masks=outer_masks,
         inverse=scale.given == "inverse",
         groups=groups,
-        ratio=ratio,
     )
 
 
@@ -192,16 +239,18 @@ def helpers(layout: Layout, streams: Collection[str] | None = None) -> frozenset
         if encoding is None or (streams is not None and stream.name not in streams):
             continue
         used |= {encoder(encoding), decoder(encoding), "_rounded", "_to_float32"}
+        used |= {"_unit", "_number"} if encoding.code in (*INTEGERS, E2M1) else set()
         used |= {"_hadamard"} if encoding.rotation else set()
         if scale is None:
             continue
         if MODES[encoding.mode].by_norm:
-            used |= {"_magnitude", "_sum_of_squares", "_fp8_e4m3_codes", "_fp8_e4m3_values"}
+            used |= {"_magnitude", "_amax", "_sum_of_squares", "_fp8_e4m3_codes", "_fp8_e4m3_values"}
             continue
-        context = build_scale(scale, stream.name, Side(""), Masks("", "", "", ""), "")
-        used |= {context.stored_as, context.decode, context.divide.partition("(")[0]}
+        context = build_scale(scale, stream.name, Side(""), NO_MASKS, "", zeroed=encoding.zero is not None)
+        used |= {context.decode, "" if divides_itself(encoding) else divided(encoding, "").partition("(")[0]}
         if scale.dynamic:
-            used |= {"" if encoding.zero else "_magnitude", context.grid if context.pow2 else ""}
+            used |= {context.stored.partition("(")[0] if context.rounds else "", context.quotient.partition("(")[0]}
+            used |= {"" if encoding.zero else "_amax", context.grid if context.pow2 else ""}
         if encoding.zero:
             used |= {"_within", "_finite", STORED_AS[encoding.zero.dtype], "_over"}
             used |= {"_zero_point"} if encoding.zero.kind == "point" else set()
@@ -209,14 +258,29 @@ def helpers(layout: Layout, streams: Collection[str] | None = None) -> frozenset
         used |= {"_rounded", "_fp8_e4m3_codes"}
     if any(name.endswith("_values") and ("fp8" in name or "e2m1" in name) for name in used):
         used.add("_signed")
+    if "_bounded_over" in used or "_e2m1_codes_over" in used:
+        used.add("_over")
+    if any(name.startswith("_e2m1_codes") for name in used):
+        used |= {"_e2m1_codes"}
+    if used & {"_shifted", "_e2m1_codes_shifted"}:
+        used.add("_inverse_power")
+    if used & {"_over", "_ratio"}:
+        used.add("_quotient")
+    if used & {"_amax", "_quotient"}:
+        used.add("_EXACT_FMA")
     if used & {"_to_scale_bfloat16", "_rounded"}:
         used.add("_to_bfloat16")
     return frozenset(used - {""})
 
 
 CODE_FUNCTIONS = (
+    "_EXACT_FMA",
     "_magnitude",
+    "_amax",
+    "_quotient",
     "_over",
+    "_ratio",
+    "_inverse_power",
     "_shifted",
     "_times",
     "_pow2_ceil",
@@ -229,12 +293,19 @@ CODE_FUNCTIONS = (
     "_to_scale_bfloat16",
     "_e8m0_codes_ceil",
     "_e8m0_codes_floor",
+    "_e8m0_over_ceil",
+    "_e8m0_over_floor",
     "_e8m0_values",
     "_e2m1_codes",
+    "_e2m1_codes_over",
+    "_e2m1_codes_shifted",
     "_e2m1_values",
     "_hadamard",
     "_sum_of_squares",
     "_finite",
+    "_number",
+    "_unit",
+    "_bounded_over",
     "_within",
     "_signed",
     "_to_uint8",

@@ -13,10 +13,12 @@ from kvgen.emit.encoding import (
     build_zero,
     casts,
     code_type,
+    codes_of,
     decoder,
     describe,
+    divided,
+    divides_itself,
     encoder,
-    limits,
     reduced,
     scale_type,
 )
@@ -97,6 +99,7 @@ class Builder(Staging):
         if self.tiled and not self.sched.by_count:
             self.constants["TOKENS"] = str(self.sched.tokens)
         copies = tuple(self._copy(copy, tile) for copy, tile in zip(plan.copies, self.sched.tiles, strict=True))
+        copies = tuple(replace(c, loads=not again) for c, again in zip(copies, self._again(), strict=True))
         fills = tuple(self._fill(item) for item in plan.fills)
         runs = any(tile.runs for tile in self.sched.tiles)
         if layout.block_size is not None and (runs or self.axes & {"block", "slot"}):
@@ -144,8 +147,19 @@ class Builder(Staging):
         return tuple(PositionContext(name, offset) for name, offset in zip(names, offsets, strict=True))
 
     def _loads_first(self) -> bool:
-        """Whether all loads come before all work; a stream in several places is worked on once for each."""
-        return bool(self.plan.staged) and len(self.plan.streams) == len(self.plan.copies)
+        """Whether all loads come before all work and stores; what is worked on twice is loaded for each."""
+        appends = self.plan.kind == "append"
+        return appends and len(self.plan.streams) == sum(not again for again in self._again())
+
+    def _again(self) -> list[bool]:
+        """Which copies find their values loaded: a stream's second ones in the same tile, stored as they come."""
+        seen: dict[str, tuple] = {}
+        found = []
+        for copy, tile in zip(self.plan.copies, self.sched.tiles, strict=True):
+            plain = not copy.stages and self.layout.stream(copy.stream).encoding is None
+            found.append(plain and (tile.order, tile.sides) == seen.get(copy.stream))
+            seen.setdefault(copy.stream, (tile.order, tile.sides))
+        return found
 
     @property
     def _bounded(self) -> bool:
@@ -242,7 +256,9 @@ class Builder(Staging):
             masks=masks,
             encoded=encoding is not None,
             encode=encoder(encoding) if encoding else "",
-            encode_limits=limits(encoding) if encoding else "",
+            codes=codes_of(encoding, copy.stream) if encoding else "",
+            divides=bool(encoding) and not divides_itself(encoding),
+            divided=divided(encoding, copy.stream) if copy.scale else "",
             decode=decoder(encoding) if encoding else "",
             decode_limits=", NATIVE" if encoding and encoding.code in NATIVE else "",
             rotated=bool(encoding and encoding.rotation),
@@ -256,6 +272,7 @@ class Builder(Staging):
             staged=bool(copy.stages),
             stages=self._stages(copy, tile, variables, guarded) if copy.stages else None,
             rounds=bool(copy.stages) and encoding is None,
+            loads=True,
         )
         if pairs_of(self.layout, copy, tile).halved:
             other = self._other(copy, variables)
@@ -303,7 +320,7 @@ class Builder(Staging):
         if scale.scale:
             found = self._param(copy, copy.outer, scale.scale, "tl.float32", "outer", tile, variables)
             outer, outer_masks = found[:2]
-        largest = reduced("tl.max", f"_magnitude({copy.stream})", tile, kept)
+        largest = f"_amax({reduced('tl.max', f'_counted({copy.stream})', tile, kept)})"
         norm = (groups(tile), ratio(tile, kept)) if self._by_norm(copy.stream) else ()
         return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, copy.zero is not None, *norm)
 

@@ -31,6 +31,11 @@ class Packing:
     halves: tuple[Half, ...]
 
     @property
+    def wider(self) -> str:
+        """What codes are put together in: at least the processor's own words."""
+        return self.type if self.wide else "tl.uint32"
+
+    @property
     def title(self) -> str:
         return self.words.capitalize()
 

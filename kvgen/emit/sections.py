@@ -66,21 +66,21 @@ class ScaleContext:
     floor_on_scale: bool
     pow2: bool
     grid: str  # the function that puts a scale on its grid of powers of two
-    stored_as: str  # the function that rounds a scale to its own type
-    cast_limits: str  # what that takes beside the scale
+    apart: bool  # whether a scale is computed before it is rounded to its own type, and not at once
+    quotient: str  # amax over steps
+    stored: str  # the scale rounded to its own type
+    cast_limits: str  # what casts take beside a scale
     rounds: bool  # whether the stored scale is not the exact one
     bounded: bool  # whether the exact scale can be infinite where it is used
     keeps_exact: bool  # whether the scale off its grid is used later
     exact: str  # its name then
     as_stored: bool  # whether it is the stored one that encodes
     decode: str  # the function that reads a stored scale
-    divide: str  # the values over their scale
     counted: bool  # whether the scale is counted in one that is handed in
     outer: Side
     outer_masks: Masks
     inverse: bool  # whether the inverse is handed in
     groups: str  # where it is the norm of a group: how many a tile has
-    ratio: str  # and a number for each, in the shape of the scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,9 @@ class CopyContext:
     cache_masks: Masks
     encoded: bool
     encode: str
-    encode_limits: str
+    codes: str  # codes of the values, or of values and scale
+    divides: bool  # whether values are divided by their scale before
+    divided: str  # the values over their scale
     decode: str
     decode_limits: str
     rotated: bool
@@ -252,6 +254,7 @@ class CopyContext:
     staged: bool
     stages: StagesContext | None
     rounds: bool  # whether what stages leave is stored as it comes, rounded to its type
+    loads: bool  # whether its values are not at hand from the section before
     halved: bool = False  # whether rows are stored in two halves, the second in ``second``
     rejoined: bool = False  # whether they are whole in between
     second: Side | None = None

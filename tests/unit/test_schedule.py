@@ -38,7 +38,14 @@ def test_a_tile_of_tokens_where_slot_is_fastest() -> None:
 
 def test_small_rows_share_a_program() -> None:
     found = chosen("mla")
-    assert (found.tokens, found.by_count) == (4, True)
+    assert (found.tokens, found.by_count, found.num_warps) == (2, False, 2)
+    found = chosen("mla_fp8_record")
+    assert (found.tokens, found.by_count, found.few, found.num_warps) == (4, True, 256, 2)
+
+
+def test_rows_that_are_turned_have_registers() -> None:
+    found = chosen("nhd_bf16k_turbo4v")
+    assert (found.tokens, found.num_warps, found.few_warps) == (1, 2, 4)
 
 
 def test_sides_are_powers_of_two_and_bounded() -> None:
