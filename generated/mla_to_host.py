@@ -35,7 +35,7 @@ try:
 except ImportError:
     TensorGuards = None
 
-__all__ = ["TRANSFER", "PointerTable", "pointer_table", "transfer", "transfer_blocks", "register_ops"]
+__all__ = ["TRANSFER", "pointer_table", "transfer", "transfer_blocks", "register_ops", "PointerTable"]
 
 SRC_BLOCK_SIZE = 64
 LATENT_HEAD_DIM = 512

@@ -39,7 +39,7 @@ try:
 except ImportError:
     TensorGuards = None
 
-__all__ = ["TRANSFER", "PointerTable", "pointer_table", "transfer", "transfer_blocks", "register_ops"]
+__all__ = ["TRANSFER", "pointer_table", "transfer", "transfer_blocks", "register_ops", "PointerTable"]
 
 SRC_BLOCK_SIZE = 16
 SRC_NUM_HEADS = 8

@@ -1,22 +1,31 @@
-"""The public functions of a layout's module: those that it can have, and those that it is to have."""
+"""The public functions of a module, of a layout or a transfer: those it can have, and those it is to have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.encodings import append_refusal
 from kvgen.layout import Layout
 from kvgen.lower import lower
 from kvgen.lower_pages import page_plans
+from kvgen.lower_transfer import lower_transfer
 from kvgen.plan import Plan
 from kvgen.stored import stored_plans
 from kvgen.suggest import suggestion
+from kvgen.transfer import Transfer, token_refusal
+
+Document = TypeVar("Document", Layout, Transfer)
 
 
-def possible(layout: Layout) -> tuple[str, ...]:
+def possible(layout: Layout | Transfer) -> tuple[str, ...]:
     """Every function that the module can have, in the order it names them."""
+    if isinstance(layout, Transfer):
+        lists = layout.layers == "all" and any(side.layers is None for side in layout.sides)
+        moves = (plan.name for plan in lower_transfer(layout))
+        return (*(("pointer_table",) if lists else ()), *moves, "register_ops")
     return (
         "allocate",
         *(plan.name for _, plan in _plans(layout)),
@@ -29,8 +38,8 @@ def possible(layout: Layout) -> tuple[str, ...]:
     )
 
 
-def chosen(layout: Layout) -> tuple[str, ...]:
-    """The functions that the module has, in the same order: all, or those that the layout asks for."""
+def chosen(layout: Layout | Transfer) -> tuple[str, ...]:
+    """The functions that the module has, in the same order: all, or those that are asked for."""
     return tuple(name for name in possible(layout) if not layout.functions or name in layout.functions)
 
 
@@ -39,8 +48,8 @@ def chosen_plans(layout: Layout) -> tuple[tuple[Layout, Plan], ...]:
     return tuple((of, plan) for of, plan in _plans(layout) if not layout.functions or plan.name in layout.functions)
 
 
-def restricted(layout: Layout, names: Sequence[str]) -> Layout:
-    """The layout with these functions alone. KvgenError where it cannot have one of them."""
+def restricted(layout: Document, names: Sequence[str]) -> Document:
+    """The layout or transfer with these functions alone. KvgenError where it cannot have one of them."""
     if found := [
         Diagnostic("KV223", f"{layout.name}: {what}", hint=hint) for _, what, hint in objections(layout, names)
     ]:
@@ -53,7 +62,7 @@ def _plans(layout: Layout) -> Iterator[tuple[Layout, Plan]]:
     yield from stored_plans(layout)
 
 
-def objections(layout: Layout, names: Sequence[str]) -> Iterator[tuple[int, str, str | None]]:
+def objections(layout: Layout | Transfer, names: Sequence[str]) -> Iterator[tuple[int, str, str | None]]:
     """What is wrong with a choice of functions: the place in ``names``, a message, and a hint."""
     known = possible(layout) if names else ()
     for index, name in enumerate(names):
@@ -63,8 +72,10 @@ def objections(layout: Layout, names: Sequence[str]) -> Iterator[tuple[int, str,
             yield index, f"the module has no function `{name}`", _reason(layout, name) or suggestion(name, known)
 
 
-def _reason(layout: Layout, name: str) -> str | None:
-    """Why a function that other layouts have is not there."""
+def _reason(layout: Layout | Transfer, name: str) -> str | None:
+    """Why a function that other modules have is not there."""
+    if isinstance(layout, Transfer):
+        return token_refusal(layout) if name == "transfer" else None
     if name.startswith("append_fused") and layout.fuse is None:
         return "a fused append needs a section `fuse`"
     if name in ("gather_codes", "gather_codes_paged"):

@@ -9,6 +9,7 @@ from kvgen import resources
 from kvgen.axes import Axis
 from kvgen.derive import derive
 from kvgen.diagnostics import Diagnostic, KvgenError
+from kvgen.functions import objections
 from kvgen.layout import Layout, Scale, Stream
 from kvgen.names import objection
 from kvgen.packing import BITS
@@ -71,10 +72,14 @@ class _Resolver:
             layers=spec.layers,
             requantise=spec.convert == "requantise",
             programs=spec.grid.programs,
+            functions=spec.functions,
         )
         if self.check_streams(found):
             self.check_layers(found)
             self.check_encodings(found)
+        if not self.problems:
+            for index, message, hint in objections(found, found.functions):
+                self.report("KV223", message, ("functions", index), hint)
         return found
 
     def end(self, where: str, other: Source | None) -> tuple[Source, Layout] | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvgen import show
+from kvgen.functions import chosen
 from kvgen.layout import Layout, Stream
-from kvgen.lower_transfer import lower_transfer
 from kvgen.transfer import Transfer, token_refusal
 
 
@@ -17,7 +17,7 @@ def describe(what: Transfer) -> dict[str, Any]:
         "summary": what.summary,
         "layers": what.layers,
         "programs": what.programs,
-        "functions": [plan.name for plan in lower_transfer(what)],
+        "functions": list(chosen(what)),
         "streams": {stream.name: _stream(what, stream) for stream in what.source.streams},
         "source": show.describe(what.source),
         "destination": show.describe(what.destination),

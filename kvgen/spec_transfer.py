@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 from kvgen.diagnostics import Diagnostic
 from kvgen.source import Location, Source
 from kvgen.suggest import suggestion
-from kvgen.values import Line, choice, fail, number, shown
+from kvgen.values import Functions, Line, choice, fail, number, shown
 
 
 class _Model(BaseModel):
@@ -71,6 +71,7 @@ class TransferSpec(_Model):
         None, description="Permission to decode and to encode anew, where the two sides store a stream differently."
     )
     grid: GridSpec = Field(GridSpec(), description="How many programs share the work.")
+    functions: Functions = Field((), description="The functions that the module has: `[transfer]`; all without it.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Reading:
 
 
 MODELS: dict[Location, type[_Model]] = {(): TransferSpec, ("transfer",): EndsSpec, ("grid",): GridSpec}
-HARMLESS = ("summary", "layers", "convert", "grid")
+HARMLESS = ("summary", "layers", "convert", "grid", "functions")
 """Keys whose mistakes do not keep the layouts from being looked at."""
 
 

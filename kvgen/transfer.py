@@ -18,6 +18,7 @@ class Transfer:
 
     Buffers and arguments of the two are told apart by the prefixes ``src_`` and ``dst_``. ``layers``: one layer a call,
     or all of them. ``requantise``: encodings may change, through float32. ``programs`` caps the grid, None does not.
+    ``functions`` are those that its module has, all where none is named.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Transfer:
     layers: Literal["one", "all"] = "one"
     requantise: bool = False
     programs: int | None = None
+    functions: tuple[str, ...] = ()
 
     @property
     def sides(self) -> tuple[Layout, Layout]:

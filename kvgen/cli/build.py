@@ -17,7 +17,6 @@ from kvgen.cli.common import (
     PathsArgument,
     find_layouts,
     load_all,
-    only_layouts,
     reporting,
 )
 from kvgen.diagnostics import Diagnostic, Span
@@ -79,8 +78,7 @@ def _render(paths: list[str] | None, only: list[str]) -> list[Module]:
 
     loaded = load_all(find_layouts(paths))
     if only:
-        layouts = only_layouts([document for _, document in loaded], "--only is for functions of layouts")
-        loaded = [(path, restricted(document, only)) for path, document in loaded if document in layouts]
+        loaded = [(path, restricted(document, only)) for path, document in loaded]
     texts = render_all([layout for _, layout in loaded])
     digests = {f"{document.name}.py": _digest(path, document, only) for path, document in loaded}
     return [Module(file, text, digests[file]) for file, text in texts.items()]

@@ -84,7 +84,8 @@ def build_ops(
 
 def build_transfer_ops(transfer: Transfer, functions: tuple[TransferFunction, ...]) -> Ops:
     """Pointer tables are no tensors: operators take lists of these."""
-    ops = [Op(_transfer_schema(transfer, f), f.name, "_nothing") for f in functions]
+    names = chosen(transfer)
+    ops = [Op(_transfer_schema(transfer, f), f.name, "_nothing") for f in functions if f.name in names]
     facts = (transfer.layers, transfer.requantise, *(canonical(layout) for layout in transfer.sides))
     text = "\n".join([*map(str, facts), *(op.schema for op in ops)])
     tables = any(side.tables for f in functions for side in f.sides)

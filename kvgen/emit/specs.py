@@ -47,7 +47,8 @@ class KernelSpec:
 def kernels(layout: Layout | Transfer) -> list[KernelSpec]:
     """Every kernel of a module, in every form that is compiled differently."""
     if isinstance(layout, Transfer):
-        return [s for plan in lower_transfer(layout) for s in _transfer_forms(build_transfer_kernel(layout, plan))]
+        plans = [plan for plan in lower_transfer(layout) if plan.name in chosen(layout)]
+        return [spec for plan in plans for spec in _transfer_forms(build_transfer_kernel(layout, plan))]
     found = [spec for of, plan in chosen_plans(layout) for spec in _forms(build_kernel(of, plan))]
     others = [*_pages(layout), *(_concat() if layout.mla else ()), *_addressing(layout)]
     launched = {f"_{name}_kernel" for name in chosen(layout)}

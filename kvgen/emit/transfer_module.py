@@ -15,6 +15,7 @@ from kvgen.emit.ops import Ops, build_transfer_ops
 from kvgen.emit.packing import Packing, packings
 from kvgen.emit.transfer import TransferKernel, build_transfer_kernel
 from kvgen.emit.transfer_docs import function_doc, module_doc
+from kvgen.functions import chosen
 from kvgen.layout import Buffer, Layout, leaves_of
 from kvgen.lower_transfer import lower_transfer
 from kvgen.plan import Plan
@@ -111,12 +112,8 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
     used = frozenset(name for layout in transfer.sides for name in helpers(layout, coded))
     packs = _packings(transfer, kernels[0])
     tables = any(side.tables for function in functions for side in function.sides)
-    names = [
-        "TRANSFER",
-        *(["PointerTable", "pointer_table"] if tables else []),
-        *(kernel.plan.name for kernel in kernels),
-        "register_ops",
-    ]
+    names = ["TRANSFER", *chosen(transfer)]
+    names += ["PointerTable"] if "pointer_table" in names else []
     return TransferModule(
         title=f"{transfer.name}: {transfer.summary}" if transfer.summary else transfer.name,
         doc=tuple(module_doc(transfer)),

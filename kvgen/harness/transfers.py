@@ -29,11 +29,12 @@ MANY = 150
 
 @dataclass(frozen=True, slots=True)
 class TransferCase:
-    """``name`` is ``function/what``."""
+    """``name`` is ``function/what``; ``function`` is what it is about, ``needs`` what it calls besides."""
 
     name: str
     function: str
     body: Callable[[TransferBench], None]
+    needs: tuple[str, ...] = ()
 
 
 class Side:
@@ -273,7 +274,7 @@ def transfer_cases(what: Transfer) -> Iterator[TransferCase]:
         if what.sharded:
             yield case("transfer", "heads", _heads)
         if what.layers == "all" and any(layout.layers is None for layout in what.sides):
-            yield case("transfer", "tables", _tables)
+            yield TransferCase("transfer/tables", "transfer", _tables, needs=("pointer_table",))
     elif what.sharded:
         yield case("transfer_blocks", "heads", _heads_of_blocks)
     yield case("transfer_blocks", "B0", _blocks, 0)
@@ -397,6 +398,8 @@ def run_transfer(
 ) -> Report:
     """Run every case of a transfer, or those named by ``only``: ``run``, which says what the arguments are."""
     found = [case for case in transfer_cases(what) if functions is None or case.function in functions]
+    if wanted := set(what.functions):
+        found = [case for case in found if wanted.issuperset((case.function, *case.needs))]
     found = named(found, only)
     with exact_widening(device), patched_once(device), without_warnings(device):
         results = tuple(_run(case, what, module, device, seed, options) for case in found)
