@@ -307,6 +307,15 @@ def test_a_chain_of_library_kernels_stands_for_a_fused_append(libraries):
     assert libraries.layouts == ["NHD", "HND"]
 
 
+def test_rope_codes_and_append_are_one_launch_of_a_library(libraries):
+    """Where one scale serves keys and values."""
+    text = Path("layouts/nhd_fp8_fused_once.yaml").read_text()
+    layout = load_text(text.replace("value: key\n", "value: {quant: {mode: fp8_e4m3, scale: key}}\n"))
+    (row,) = measured(layout, 5, functions=("append_fused",), against=LIBRARIES)
+    assert [(t.name, t.note) for t in row.timings] == [("kvgen", ""), ("flashinfer", "")]
+    assert libraries.layouts == ["fp8"]
+
+
 @pytest.mark.parametrize("name", ["nhd_fused_mrope", "nhd_fp8_fused_once", "mla_record_fused"])
 def test_which_fused_appends_have_no_chain(libraries, name):
     (row,) = measured(name, 2, functions=("append_fused",), against=LIBRARIES)
@@ -357,6 +366,16 @@ def libraries(monkeypatch):
             a, b = rows.unflatten(1, (-1, dim)).float().chunk(2, dim=2)
             rows.copy_(torch.cat([a * cos - b * sin, b * cos + a * sin], dim=2).flatten(1))
 
+    def codes_too(query, key, _, rest, value, table, at, pool, indices, bounds, batch, positions, **options):
+        assert (query.shape[1], rest.shape[2], options["page_size"]) == (1, 0, pool[0].shape[1])
+        turn(at, query.flatten(1), turned := key.flatten(1).clone(), key.shape[2], table, options["is_neox"])
+        last = torch.full((len(bounds) - 1,), options["page_size"], dtype=torch.int32)
+        rows = [(x.float() * options["quant_scale_kv"]).to(torch.float8_e4m3fn) for x in (turned.view_as(key), value)]
+        flashinfer_semantics(*rows, batch, positions, pool, indices, bounds, last, options["kv_layout"])
+        module.layouts.append("fp8")
+
+    module.rope = types.ModuleType("flashinfer.rope")
+    module.rope.rope_quantize_fp8_append_paged_kv_cache = codes_too
     module.append_paged_kv_cache = append_paged_kv_cache
     module.apply_rope_with_cos_sin_cache_inplace = turn
     module.page = types.ModuleType("flashinfer.page")
@@ -364,7 +383,7 @@ def libraries(monkeypatch):
     module.norm = types.ModuleType("flashinfer.norm")
     module.norm.rmsnorm = rmsnorm
     module.norm.gemma_rmsnorm = lambda rows, weight, eps, out: rmsnorm(rows, weight.float() + 1, eps, out)
-    for part in (module.page, module.norm):
+    for part in (module.page, module.norm, module.rope):
         monkeypatch.setitem(sys.modules, part.__name__, part)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))

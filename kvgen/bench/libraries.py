@@ -63,7 +63,10 @@ def _flashinfer_tables(task: Task) -> tuple[tuple[Tensor, Tensor], tuple[Tensor,
 
 
 def _flashinfer_fused(task: Task) -> Call | None:
-    """RMS norm of key and query, rotary embedding of both, and the append, in launches of their own."""
+    """RMS norm of key and query, rotary embedding of both, and the append, in launches of their own.
+
+    The last two are one launch where they make fp8 codes.
+    """
     fuse, fused = task.layout.fuse, task.fused
     steps = {name: fuse.of(name) for name in fused.parts}
     staged = [name for name in ("key", "query") if steps.get(name)]
@@ -74,22 +77,56 @@ def _flashinfer_fused(task: Task) -> Call | None:
         return None
     outs = {"key": torch.empty_like(key, memory_format=torch.contiguous_format)}
     outs["query"] = fused.query_out if "query" in staged else torch.zeros_like(outs["key"][:, :1])
-    append = _flashinfer_pages(task, outs["key"], fused.parts["value"])
-    if append is None:
-        return None
-    from flashinfer import apply_rope_with_cos_sin_cache_inplace as turn
-
-    norms = [_flashinfer_norm(steps[s][:-1], fused.parts[s], fused.weights.get(s), outs[s]) for s in staged]
-    flat = [outs[name].flatten(1) for name in ("query", "key")]
     neox = steps["key"][-1].style == "neox"
+    rest = _flashinfer_rest(task, outs, neox) or _flashinfer_fp8(task, outs, neox)
+    if rest is None:
+        return None
+    norms = [_flashinfer_norm(steps[s][:-1], fused.parts[s], fused.weights.get(s), outs[s]) for s in staged]
 
     def call() -> None:
         for norm in norms:
             norm()
-        turn(fused.positions, *flat, key.shape[-1], fused.tables["cos_sin"], neox)
+        rest()
+
+    return call
+
+
+def _flashinfer_rest(task: Task, outs: dict[str, Tensor], neox: bool) -> Call | None:
+    """Rotary embedding in place, and the append."""
+    append = _flashinfer_pages(task, outs["key"], task.fused.parts["value"])
+    if append is None:
+        return None
+    from flashinfer import apply_rope_with_cos_sin_cache_inplace as turn
+
+    flat, dim = [outs[name].flatten(1) for name in ("query", "key")], outs["key"].shape[-1]
+
+    def call() -> None:
+        turn(task.fused.positions, *flat, dim, task.fused.tables["cos_sin"], neox)
         append()
 
     return call
+
+
+def _flashinfer_fp8(task: Task, outs: dict[str, Tensor], neox: bool) -> Call | None:
+    """Rotary embedding, codes of key and value under one scale, and the append; not with a query, made codes too."""
+    scales = {float(scale) for scale in task.scales.values() if scale.numel() == 1}
+    coded = all(_static_fp8(stream) for stream in task.layout.streams)
+    caches = _key_and_value(task, torch.float8_e4m3fn) if coded and len(scales) == 1 else None
+    if caches is None or "query" in task.fused.parts:
+        return None
+    from flashinfer import rope
+
+    (batch, positions), (indices, bounds, _) = _flashinfer_tables(task)
+    by_head = caches[0].stride(2) > caches[0].stride(1)
+    pool = tuple(cache.transpose(1, 2) for cache in caches) if by_head else caches
+    key, query, value = outs["key"], outs["query"], task.fused.parts["value"]
+    codes = torch.empty_like(query, dtype=torch.float8_e4m3fn)
+    options = {"is_neox": neox, "quant_scale_kv": 1 / scales.pop(), "page_size": task.block_size}
+    options |= {"kv_layout": "HND" if by_head else "NHD", "q_rope_out": codes, "q_nope_out": codes[..., :0]}
+    tokens = (query, key, query[..., :0], key[..., :0], value, task.fused.tables["cos_sin"], task.fused.positions)
+    return lambda: rope.rope_quantize_fp8_append_paged_kv_cache(
+        *tokens, pool, indices, bounds, batch, positions, **options
+    )
 
 
 def _flashinfer_steps(steps: tuple[Step, ...], dim: int) -> bool:
