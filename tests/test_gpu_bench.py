@@ -13,6 +13,7 @@ from tests.command import kvgen
 from tests.generated import shipped_text
 
 pytestmark = pytest.mark.gpu
+COMPARED = "kvgen's reference: compared, not timed"
 
 
 def test_functions_are_timed_beside_torch(tmp_path: Path) -> None:
@@ -25,10 +26,28 @@ def test_functions_are_timed_beside_torch(tmp_path: Path) -> None:
     assert run.add_us > 0
     assert len(run.rows) == 2 * 2 * 5
     for row in run.rows:
-        assert [t.name for t in row.timings[:2]] == ["kvgen", "torch"]
-        assert all(not t.note or t.note == "not captured in a graph" for t in row.timings), row
-        assert row.ours.device_us > 0
+        assert [t.name for t in row.timings[:3]] == ["kvgen", "torch", "copy"]
+        assert all(t.note in ("", COMPARED) for t in row.timings), row
+        assert all(t.device_us > 0 for t in row.timings if not t.note)
         assert row.ours.host_us > 0
+
+
+def test_fused_appends_and_transfers_are_timed(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    names = ("nhd_fused", "packed_hnd_fused", "mla_record_fused", "nhd_to_fp8", "nhd_to_host_page_first")
+    wanted = ("append_fused=1,300", "transfer=300", "transfer_blocks=4096")
+    call = ("bench", *names, *(part for name in wanted for part in ("--function", name)), "--programs", 8)
+    result = kvgen(*call, "--no-check", "--pool-tokens", 1 << 16, "--json", path)
+    assert (result.code, result.err) == (0, ""), result.err
+    rows = results.from_json(path.read_text(), str(path)).rows
+    assert [(row.layout, row.function, row.tokens) for row in rows] == [
+        *((name, "append_fused", tokens) for name in names[:3] for tokens in (1, 300)),
+        *((name, *call) for name in names[3:] for call in (("transfer", 300), ("transfer_blocks", 4096))),
+    ]
+    for row in rows:
+        assert row.timing("torch").note == COMPARED
+        assert all(t.device_us > 0 for t in row.timings if t.name not in ("torch", "flashinfer")), row
+        assert (row.timing("8 programs") is not None) == (row.function != "append_fused")
 
 
 def test_schedules_are_timed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ Times are in microseconds, of one call. Nothing but ``CudaClock`` needs a GPU.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -84,7 +85,13 @@ class CudaClock:
         _, whole = self._host_round(calls[:1])
         count = max(1, min(HOST_CALLS, int(HOSTING * 1e6 / HOST_ROUNDS / max(whole, 1.0))))
         chosen = [calls[i % len(calls)] for i in range(count)]
-        return median(self._host_round(chosen)[0] for _ in range(HOST_ROUNDS))
+        collecting = gc.isenabled()
+        gc.disable()  # as timeit does
+        try:
+            return median(self._host_round(chosen)[0] for _ in range(HOST_ROUNDS))
+        finally:
+            if collecting:
+                gc.enable()
 
     def _host_round(self, calls: Sequence[Call]) -> tuple[float, float]:
         """Microseconds of a call until it returns, and until the device is through with it."""
