@@ -55,6 +55,13 @@ def test_a_buffer_that_is_not_read_is_a_list_as_others_are() -> None:
     assert_passes(what, "transfer/T7", "transfer/tables", "transfer_blocks/one")
 
 
+def test_padding_between_dims_is_filled() -> None:
+    buffers = "{c: {order: (block dim) slot head, fields: [key, {pad: 3}, value, {pad: 4, fill: 90}]}}"
+    sizes = "axes: {head: 3, dim: 6}, block_size: 4"
+    what = made(f"{{layout: paged_nhd, {sizes}}}", f"{{layout: packed_nhd, {sizes}, buffers: {buffers}}}")
+    assert_passes(what, "transfer/T7", "transfer/heads")
+
+
 def test_padding_of_heads_that_are_not_moved_keeps_its_bytes() -> None:
     buffers = "{c: {order: block head slot, fields: [key, {pad: 6, fill: 7}, value]}}"
     target = f"{{layout: packed_nhd, axes: {{head: 5, dim: 16}}, block_size: 4, buffers: {buffers}}}"

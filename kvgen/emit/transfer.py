@@ -166,7 +166,7 @@ class Half(Builder):
         return "HEADS"
 
     def _group(self, stream: str) -> int | None:
-        return self.groups[stream]
+        return self.groups.get(stream)  # what is moved as it is has none
 
     def _by_token(self, copy: Copy, scale: Scale) -> bool:
         return super()._by_token(copy, scale) and not (scale.dynamic and self._together(copy))
