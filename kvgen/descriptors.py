@@ -254,12 +254,17 @@ class _Side:
         return [*slots, replace(block, digit=Digit("token", size, self.tokens // size))]
 
     def cuts(self, axis: str) -> set[int]:
-        """Where this side cuts an axis; a shard that begins inside a digit of heads cuts that."""
-        found: set[int] = set()
-        for term in self.along(axis):
-            top = [] if term.digit.size is None else [term.digit.div * term.digit.size]
-            found |= {term.digit.div, *top}
-        return {math.gcd(cut, self.head) if axis == "head" and self.head else cut for cut in found}
+        """Where this side cuts an axis, and where that falls in a shard that begins inside a digit of heads."""
+        digits = [term.digit for term in self.along(axis)]
+        found = {d.div for d in digits} | {d.div * d.size for d in digits if d.size is not None}
+        return found | ({math.gcd(cut, self.head) for cut in found} if axis == "head" and self.head else set())
+
+    def meets(self, axis: str, cut: int) -> bool:
+        """Whether every digit is a part of ``cut``, or ``cut`` an even part of it: what indices add is then a sum."""
+        base = self.head if axis == "head" else 0
+        digits = [term.digit for term in self.along(axis)]
+        own = {d.div for d in digits} | {d.div * d.size for d in digits if d.size is not None}
+        return all(cut % each == 0 or math.gcd(each, base) % cut == 0 for each in own)
 
     def step(self, axis: str, div: int, count: int | None) -> Step:
         """What an index adds that counts ``div`` at a time."""
@@ -329,20 +334,16 @@ def _digit(digit: Digit) -> str:
 
 
 def _loops(axis: str, extent: int | None, pack: Digit | None, ends: tuple[_Side, _Side]) -> list[Loop]:
-    """An axis cut where either side cuts it, slowest first. Cuts that do not meet are made finer, down to their gcd."""
+    """An axis cut where either side cuts it, slowest first. Of cuts that do not meet their gcd may."""
     if extent is None:
         return [Loop(axis, 1, None, *(side.step(axis, 1, None) for side in ends))]
-    cuts = sorted({cut for side in ends for cut in side.cuts(axis) if cut < extent} | {extent})
     if not any(side.along(axis) for side in ends):
         return []
-    i = 1
-    while i < len(cuts):
-        if cuts[i] % cuts[i - 1]:
-            finer = math.gcd(cuts[i], cuts[i - 1])
-            cuts = sorted({*cuts[: i - 1], finer, *cuts[i + 1 :], extent})
-            i = max(1, i - 1)
-        else:
-            i += 1
+    cuts = {cut for side in ends for cut in side.cuts(axis)} | {extent}
+    for cut in tuple(cuts):
+        cuts |= {math.gcd(cut, other) for other in cuts}
+    meeting = {cut for cut in cuts if extent % cut == 0 and all(side.meets(axis, cut) for side in ends)}
+    cuts = sorted(meeting | {extent})
     found = []
     for low, high in pairwise(cuts):
         packed = pack is not None and axis == pack.axis and (low, high // low) == (pack.div, pack.size)

@@ -231,6 +231,27 @@ def test_a_shard_may_begin_inside_a_split_of_heads() -> None:
         check(part, whole, pair)
 
 
+@pytest.mark.parametrize(
+    ("orders", "sizes", "heads"),
+    [
+        (("slot%5 block slot//5 dim head", "block slot head dim"), (25, 3), WHOLE),
+        (("slot//3 head block dim slot%3", "block head slot//2 slot%2 dim"), (9, 4), WHOLE),
+        (("head//4 dim slot head%4 block", "block head slot dim"), (6, 4), Heads(0, 0, 1, 2, 10)),
+        (("block head%2 slot head//2 dim", "head%4 slot head//4 block dim"), (6, 6), Heads(0, 0, 4, 7, 4)),
+    ],
+)
+def test_splits_of_the_two_sides_need_not_meet(orders: tuple[str, str], sizes: tuple[int, int], heads: Heads) -> None:
+    """Tokens by fives and by threes, heads by fours from the second on: what an index adds depends on no other."""
+    layouts = [
+        load_text(
+            f"name: x{i}\naxes: {{head: 12, dim: 4}}\nblock_size: {size}\n"
+            f"streams: {{key: {{}}}}\nbuffers: {{c: {{key: '{order}'}}}}\n"
+        )
+        for i, (order, size) in enumerate(zip(orders, sizes, strict=True))
+    ]
+    check(*layouts, heads)
+
+
 def test_a_scale_that_heads_share_does_not_go_apart() -> None:
     (problem, _) = chunk(small("hnd_int8_token", 8), small("hnd_int8_token", 4), Heads(0, 1, 4, 0, 4)).problems
     assert "all heads of a rank share key.scale" in problem
