@@ -172,7 +172,8 @@ def transfer(
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 2
+    tokens = 2 if programs is None else 16
+    stages = 3 if programs is not None and _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -199,6 +200,7 @@ def transfer(
             dst_value_cache.stride(1),
             dst_value_cache.stride(2),
             tokens,
+            stages,
             heads,
             _native(device),
         )
@@ -213,7 +215,7 @@ def transfer(
                 src_slots,
                 dst_slots,
                 *numbers,
-                num_warps=4,
+                num_warps=4 if programs is None else 16,
                 enable_fp_fusion=False,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
@@ -317,7 +319,8 @@ def transfer_blocks(
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 2
+    tokens = 2 if programs is None else 16
+    stages = 3 if programs is not None and _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -344,6 +347,7 @@ def transfer_blocks(
             dst_value_cache.stride(1),
             dst_value_cache.stride(2),
             tokens,
+            stages,
             heads,
             _native(device),
         )
@@ -358,7 +362,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=4,
+                num_warps=4 if programs is None else 16,
                 enable_fp_fusion=False,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
@@ -428,10 +432,128 @@ def _transfer_kernel(
     dst_value_cache_stride_slot,
     dst_value_cache_stride_head,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
     HEADS: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
+    """Programs stride over the tiles of key and value."""
+    num_items = (num_tokens + TOKENS - 1) // TOKENS
+    first_item = tl.program_id(0).to(tl.int64)
+    if STAGES > 1:  # the next tiles are on their way while one is written
+        for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
+            _transfer_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                src_key_scales_ptr,
+                src_value_scales_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                src_slots_ptr,
+                dst_slots_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_slots,
+                dst_num_slots,
+                src_key_cache_stride_block,
+                src_key_cache_stride_slot,
+                src_key_cache_stride_head,
+                src_key_scales_stride_block,
+                src_key_scales_stride_slot,
+                src_value_cache_stride_block,
+                src_value_cache_stride_slot,
+                src_value_cache_stride_head,
+                src_value_scales_stride_block,
+                src_value_scales_stride_slot,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                TOKENS,
+                HEADS,
+                NATIVE,
+            )
+    else:
+        item = first_item
+        while item < num_items:
+            _transfer_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                src_key_scales_ptr,
+                src_value_scales_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                src_slots_ptr,
+                dst_slots_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_slots,
+                dst_num_slots,
+                src_key_cache_stride_block,
+                src_key_cache_stride_slot,
+                src_key_cache_stride_head,
+                src_key_scales_stride_block,
+                src_key_scales_stride_slot,
+                src_value_cache_stride_block,
+                src_value_cache_stride_slot,
+                src_value_cache_stride_head,
+                src_value_scales_stride_block,
+                src_value_scales_stride_slot,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                TOKENS,
+                HEADS,
+                NATIVE,
+            )
+            item += tl.num_programs(0)
+
+
+@triton.jit
+def _transfer_tile(
+    item,
+    src_key_cache_ptr,
+    src_value_cache_ptr,
+    src_key_scales_ptr,
+    src_value_scales_ptr,
+    dst_key_cache_ptr,
+    dst_value_cache_ptr,
+    src_slots_ptr,
+    dst_slots_ptr,
+    src_head,
+    dst_head,
+    num_tokens,
+    src_num_slots,
+    dst_num_slots,
+    src_key_cache_stride_block,
+    src_key_cache_stride_slot,
+    src_key_cache_stride_head,
+    src_key_scales_stride_block,
+    src_key_scales_stride_slot,
+    src_value_cache_stride_block,
+    src_value_cache_stride_slot,
+    src_value_cache_stride_head,
+    src_value_scales_stride_block,
+    src_value_scales_stride_slot,
+    dst_key_cache_stride_block,
+    dst_key_cache_stride_slot,
+    dst_key_cache_stride_head,
+    dst_value_cache_stride_block,
+    dst_value_cache_stride_slot,
+    dst_value_cache_stride_head,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Move key and value of a tile: TOKENS tokens, all heads."""
     SRC_BLOCK_SIZE: tl.constexpr = 16
     KEY_HEAD_DIM: tl.constexpr = 128
     VALUE_HEAD_DIM: tl.constexpr = 128
@@ -439,105 +561,101 @@ def _transfer_kernel(
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
+    tile = tl.cast(item, tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
     key_dim = tl.arange(0, KEY_HEAD_DIM)
     value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
-    num_items = (num_tokens + TOKENS - 1) // TOKENS
-    item = tl.program_id(0).to(tl.int64)
-    while item < num_items:
-        tile = item
-        first = tile * TOKENS
-        token = first + tl.arange(0, TOKENS)
-        in_range = token < num_tokens
-        src_slot_number = tl.load(src_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
-        src_block = src_slot_number // SRC_BLOCK_SIZE
-        src_slot = src_slot_number % SRC_BLOCK_SIZE
-        dst_slot_number = tl.load(dst_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
-        dst_block = dst_slot_number // DST_BLOCK_SIZE
-        dst_slot = dst_slot_number % DST_BLOCK_SIZE
-        # A pair of which either side is not there is skipped.
-        valid = (
-            in_range
-            & (src_slot_number >= 0)
-            & (src_slot_number < src_num_slots)
-            & (dst_slot_number >= 0)
-            & (dst_slot_number < dst_num_slots)
-        )
+    first = tile * TOKENS
+    token = first + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    src_slot_number = tl.load(src_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    src_block = src_slot_number // SRC_BLOCK_SIZE
+    src_slot = src_slot_number % SRC_BLOCK_SIZE
+    dst_slot_number = tl.load(dst_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    dst_block = dst_slot_number // DST_BLOCK_SIZE
+    dst_slot = dst_slot_number % DST_BLOCK_SIZE
+    # A pair of which either side is not there is skipped.
+    valid = (
+        in_range
+        & (src_slot_number >= 0)
+        & (src_slot_number < src_num_slots)
+        & (dst_slot_number >= 0)
+        & (dst_slot_number < dst_num_slots)
+    )
 
-        # key from src_key_cache to dst_key_cache
-        key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-        key = tl.load(
-            src_key_cache_ptr
-            + src_block[:, None, None] * src_key_cache_stride_block
-            + src_slot[:, None, None] * src_key_cache_stride_slot
-            + src_heads[None, :, None] * src_key_cache_stride_head
-            + key_dim[None, None, :],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        key = _fp8_e4m3_values(key, NATIVE)
-        scale = tl.load(
-            src_key_scales_ptr
-            + src_block[:, None, None] * src_key_scales_stride_block
-            + src_slot[:, None, None] * src_key_scales_stride_slot
-            + src_heads[None, :, None],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-        )
-        scale = _to_float32(scale)
-        key = key * scale
-        key = _rounded(key, tl.float32)
-        key = _rounded(key, dst_key_cache_ptr.dtype.element_ty)
-        tl.store(
-            dst_key_cache_ptr
-            + dst_block[:, None, None] * dst_key_cache_stride_block
-            + dst_slot[:, None, None] * dst_key_cache_stride_slot
-            + dst_heads[None, :, None] * dst_key_cache_stride_head
-            + key_dim[None, None, :],
-            key,
-            mask=key_mask,
-            eviction_policy="evict_first",
-        )
+    # key from src_key_cache to dst_key_cache
+    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
+    key = tl.load(
+        src_key_cache_ptr
+        + src_block[:, None, None] * src_key_cache_stride_block
+        + src_slot[:, None, None] * src_key_cache_stride_slot
+        + src_heads[None, :, None] * src_key_cache_stride_head
+        + key_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = tl.load(
+        src_key_scales_ptr
+        + src_block[:, None, None] * src_key_scales_stride_block
+        + src_slot[:, None, None] * src_key_scales_stride_slot
+        + src_heads[None, :, None],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+    )
+    scale = _to_float32(scale)
+    key = key * scale
+    key = _rounded(key, tl.float32)
+    key = _rounded(key, dst_key_cache_ptr.dtype.element_ty)
+    tl.store(
+        dst_key_cache_ptr
+        + dst_block[:, None, None] * dst_key_cache_stride_block
+        + dst_slot[:, None, None] * dst_key_cache_stride_slot
+        + dst_heads[None, :, None] * dst_key_cache_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=key_mask,
+        eviction_policy="evict_first",
+    )
 
-        # value from src_value_cache to dst_value_cache
-        value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-        value = tl.load(
-            src_value_cache_ptr
-            + src_block[:, None, None] * src_value_cache_stride_block
-            + src_slot[:, None, None] * src_value_cache_stride_slot
-            + src_heads[None, :, None] * src_value_cache_stride_head
-            + value_dim[None, None, :],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        value = _fp8_e4m3_values(value, NATIVE)
-        scale = tl.load(
-            src_value_scales_ptr
-            + src_block[:, None, None] * src_value_scales_stride_block
-            + src_slot[:, None, None] * src_value_scales_stride_slot
-            + src_heads[None, :, None],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-        )
-        scale = _to_float32(scale)
-        value = value * scale
-        value = _rounded(value, tl.float32)
-        value = _rounded(value, dst_value_cache_ptr.dtype.element_ty)
-        tl.store(
-            dst_value_cache_ptr
-            + dst_block[:, None, None] * dst_value_cache_stride_block
-            + dst_slot[:, None, None] * dst_value_cache_stride_slot
-            + dst_heads[None, :, None] * dst_value_cache_stride_head
-            + value_dim[None, None, :],
-            value,
-            mask=value_mask,
-            eviction_policy="evict_first",
-        )
-        item += tl.num_programs(0)
+    # value from src_value_cache to dst_value_cache
+    value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
+    value = tl.load(
+        src_value_cache_ptr
+        + src_block[:, None, None] * src_value_cache_stride_block
+        + src_slot[:, None, None] * src_value_cache_stride_slot
+        + src_heads[None, :, None] * src_value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    value = _fp8_e4m3_values(value, NATIVE)
+    scale = tl.load(
+        src_value_scales_ptr
+        + src_block[:, None, None] * src_value_scales_stride_block
+        + src_slot[:, None, None] * src_value_scales_stride_slot
+        + src_heads[None, :, None],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+    )
+    scale = _to_float32(scale)
+    value = value * scale
+    value = _rounded(value, tl.float32)
+    value = _rounded(value, dst_value_cache_ptr.dtype.element_ty)
+    tl.store(
+        dst_value_cache_ptr
+        + dst_block[:, None, None] * dst_value_cache_stride_block
+        + dst_slot[:, None, None] * dst_value_cache_stride_slot
+        + dst_heads[None, :, None] * dst_value_cache_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=value_mask,
+        eviction_policy="evict_first",
+    )
 
 
 @triton.jit(do_not_specialize=["src_head", "dst_head", "num_tokens", "src_num_blocks", "dst_num_blocks"])
@@ -572,10 +690,128 @@ def _transfer_blocks_kernel(
     dst_value_cache_stride_slot,
     dst_value_cache_stride_head,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
     HEADS: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
+    """Programs stride over the tiles of key and value."""
+    num_items = (num_tokens + TOKENS - 1) // TOKENS
+    first_item = tl.program_id(0).to(tl.int64)
+    if STAGES > 1:  # the next tiles are on their way while one is written
+        for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
+            _transfer_blocks_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                src_key_scales_ptr,
+                src_value_scales_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                src_blocks_ptr,
+                dst_blocks_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_blocks,
+                dst_num_blocks,
+                src_key_cache_stride_block,
+                src_key_cache_stride_slot,
+                src_key_cache_stride_head,
+                src_key_scales_stride_block,
+                src_key_scales_stride_slot,
+                src_value_cache_stride_block,
+                src_value_cache_stride_slot,
+                src_value_cache_stride_head,
+                src_value_scales_stride_block,
+                src_value_scales_stride_slot,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                TOKENS,
+                HEADS,
+                NATIVE,
+            )
+    else:
+        item = first_item
+        while item < num_items:
+            _transfer_blocks_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                src_key_scales_ptr,
+                src_value_scales_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                src_blocks_ptr,
+                dst_blocks_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_blocks,
+                dst_num_blocks,
+                src_key_cache_stride_block,
+                src_key_cache_stride_slot,
+                src_key_cache_stride_head,
+                src_key_scales_stride_block,
+                src_key_scales_stride_slot,
+                src_value_cache_stride_block,
+                src_value_cache_stride_slot,
+                src_value_cache_stride_head,
+                src_value_scales_stride_block,
+                src_value_scales_stride_slot,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                TOKENS,
+                HEADS,
+                NATIVE,
+            )
+            item += tl.num_programs(0)
+
+
+@triton.jit
+def _transfer_blocks_tile(
+    item,
+    src_key_cache_ptr,
+    src_value_cache_ptr,
+    src_key_scales_ptr,
+    src_value_scales_ptr,
+    dst_key_cache_ptr,
+    dst_value_cache_ptr,
+    src_blocks_ptr,
+    dst_blocks_ptr,
+    src_head,
+    dst_head,
+    num_tokens,
+    src_num_blocks,
+    dst_num_blocks,
+    src_key_cache_stride_block,
+    src_key_cache_stride_slot,
+    src_key_cache_stride_head,
+    src_key_scales_stride_block,
+    src_key_scales_stride_slot,
+    src_value_cache_stride_block,
+    src_value_cache_stride_slot,
+    src_value_cache_stride_head,
+    src_value_scales_stride_block,
+    src_value_scales_stride_slot,
+    dst_key_cache_stride_block,
+    dst_key_cache_stride_slot,
+    dst_key_cache_stride_head,
+    dst_value_cache_stride_block,
+    dst_value_cache_stride_slot,
+    dst_value_cache_stride_head,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Move key and value of a tile: TOKENS tokens, all heads."""
     SRC_BLOCK_SIZE: tl.constexpr = 16
     KEY_HEAD_DIM: tl.constexpr = 128
     VALUE_HEAD_DIM: tl.constexpr = 128
@@ -583,100 +819,93 @@ def _transfer_blocks_kernel(
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
+    tile = tl.cast(item, tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
     key_dim = tl.arange(0, KEY_HEAD_DIM)
     value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
-    num_items = (num_tokens + TOKENS - 1) // TOKENS
-    item = tl.program_id(0).to(tl.int64)
-    while item < num_items:
-        tile = item
-        first = tile * TOKENS
-        token = first + tl.arange(0, TOKENS)
-        src_block = tl.load(src_blocks_ptr + first // SRC_BLOCK_SIZE).to(tl.int64)
-        src_slot = tl.multiple_of(first % SRC_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
-        dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
-        dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
-        # A pair of which either side is not there is skipped.
-        valid = token < tl.where(
-            (src_block >= 0) & (src_block < src_num_blocks) & (dst_block >= 0) & (dst_block < dst_num_blocks),
-            num_tokens,
-            0,
-        )
+    first = tile * TOKENS
+    token = first + tl.arange(0, TOKENS)
+    src_block = tl.load(src_blocks_ptr + first // SRC_BLOCK_SIZE).to(tl.int64)
+    src_slot = tl.multiple_of(first % SRC_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
+    dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
+    dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
+    # A pair of which either side is not there is skipped.
+    present = (src_block >= 0) & (src_block < src_num_blocks) & (dst_block >= 0) & (dst_block < dst_num_blocks)
+    valid = token < tl.where(present, num_tokens, 0)
 
-        # key from src_key_cache to dst_key_cache
-        key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-        key = tl.load(
-            src_key_cache_ptr
-            + src_block * src_key_cache_stride_block
-            + src_slot[:, None, None] * src_key_cache_stride_slot
-            + src_heads[None, :, None] * src_key_cache_stride_head
-            + key_dim[None, None, :],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        key = _fp8_e4m3_values(key, NATIVE)
-        scale = tl.load(
-            src_key_scales_ptr
-            + src_block * src_key_scales_stride_block
-            + src_slot[:, None, None] * src_key_scales_stride_slot
-            + src_heads[None, :, None],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-        )
-        scale = _to_float32(scale)
-        key = key * scale
-        key = _rounded(key, tl.float32)
-        key = _rounded(key, dst_key_cache_ptr.dtype.element_ty)
-        tl.store(
-            dst_key_cache_ptr
-            + dst_block * dst_key_cache_stride_block
-            + dst_slot[:, None, None] * dst_key_cache_stride_slot
-            + dst_heads[None, :, None] * dst_key_cache_stride_head
-            + key_dim[None, None, :],
-            key,
-            mask=key_mask,
-            eviction_policy="evict_first",
-        )
+    # key from src_key_cache to dst_key_cache
+    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
+    key = tl.load(
+        src_key_cache_ptr
+        + src_block * src_key_cache_stride_block
+        + src_slot[:, None, None] * src_key_cache_stride_slot
+        + src_heads[None, :, None] * src_key_cache_stride_head
+        + key_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = tl.load(
+        src_key_scales_ptr
+        + src_block * src_key_scales_stride_block
+        + src_slot[:, None, None] * src_key_scales_stride_slot
+        + src_heads[None, :, None],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+    )
+    scale = _to_float32(scale)
+    key = key * scale
+    key = _rounded(key, tl.float32)
+    key = _rounded(key, dst_key_cache_ptr.dtype.element_ty)
+    tl.store(
+        dst_key_cache_ptr
+        + dst_block * dst_key_cache_stride_block
+        + dst_slot[:, None, None] * dst_key_cache_stride_slot
+        + dst_heads[None, :, None] * dst_key_cache_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=key_mask,
+        eviction_policy="evict_first",
+    )
 
-        # value from src_value_cache to dst_value_cache
-        value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-        value = tl.load(
-            src_value_cache_ptr
-            + src_block * src_value_cache_stride_block
-            + src_slot[:, None, None] * src_value_cache_stride_slot
-            + src_heads[None, :, None] * src_value_cache_stride_head
-            + value_dim[None, None, :],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        value = _fp8_e4m3_values(value, NATIVE)
-        scale = tl.load(
-            src_value_scales_ptr
-            + src_block * src_value_scales_stride_block
-            + src_slot[:, None, None] * src_value_scales_stride_slot
-            + src_heads[None, :, None],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-        )
-        scale = _to_float32(scale)
-        value = value * scale
-        value = _rounded(value, tl.float32)
-        value = _rounded(value, dst_value_cache_ptr.dtype.element_ty)
-        tl.store(
-            dst_value_cache_ptr
-            + dst_block * dst_value_cache_stride_block
-            + dst_slot[:, None, None] * dst_value_cache_stride_slot
-            + dst_heads[None, :, None] * dst_value_cache_stride_head
-            + value_dim[None, None, :],
-            value,
-            mask=value_mask,
-            eviction_policy="evict_first",
-        )
-        item += tl.num_programs(0)
+    # value from src_value_cache to dst_value_cache
+    value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
+    value = tl.load(
+        src_value_cache_ptr
+        + src_block * src_value_cache_stride_block
+        + src_slot[:, None, None] * src_value_cache_stride_slot
+        + src_heads[None, :, None] * src_value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    value = _fp8_e4m3_values(value, NATIVE)
+    scale = tl.load(
+        src_value_scales_ptr
+        + src_block * src_value_scales_stride_block
+        + src_slot[:, None, None] * src_value_scales_stride_slot
+        + src_heads[None, :, None],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+    )
+    scale = _to_float32(scale)
+    value = value * scale
+    value = _rounded(value, tl.float32)
+    value = _rounded(value, dst_value_cache_ptr.dtype.element_ty)
+    tl.store(
+        dst_value_cache_ptr
+        + dst_block * dst_value_cache_stride_block
+        + dst_slot[:, None, None] * dst_value_cache_stride_slot
+        + dst_heads[None, :, None] * dst_value_cache_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=value_mask,
+        eviction_policy="evict_first",
+    )
 
 
 _EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
@@ -836,6 +1065,11 @@ def _check_heads(src_head, dst_head, heads, src_heads, dst_heads):
             raise ValueError(f"heads: expected at most {count}, as {name} counts, got {heads}")
         if head + heads > count:
             raise ValueError(f"{name}: expected at most {count - heads}, with {heads} of {count} heads, got {head}")
+
+
+def _stages_pay(device):
+    """Whether loads of the next tiles go to shared memory meanwhile: elsewhere they take registers."""
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def _covered(num_tokens, src_tokens, dst_tokens):

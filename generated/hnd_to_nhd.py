@@ -147,7 +147,8 @@ def transfer(
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 16
+    tokens = 4 if programs is None else 8
+    stages = 3 if programs is not None and _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -170,6 +171,7 @@ def transfer(
             dst_value_cache.stride(1),
             dst_value_cache.stride(2),
             tokens,
+            stages,
             heads,
         )
         with _on(device):
@@ -181,7 +183,7 @@ def transfer(
                 src_slots,
                 dst_slots,
                 *numbers,
-                num_warps=8 if programs is None else 16,
+                num_warps=8,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -267,7 +269,8 @@ def transfer_blocks(
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 16
+    tokens = 4 if programs is None else 8
+    stages = 3 if programs is not None and _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -290,6 +293,7 @@ def transfer_blocks(
             dst_value_cache.stride(1),
             dst_value_cache.stride(2),
             tokens,
+            stages,
             heads,
         )
         with _on(device):
@@ -301,7 +305,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=8 if programs is None else 16,
+                num_warps=8,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -364,9 +368,106 @@ def _transfer_kernel(
     dst_value_cache_stride_slot,
     dst_value_cache_stride_head,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
+    """Programs stride over the tiles of key and value."""
+    num_items = (num_tokens + TOKENS - 1) // TOKENS
+    first_item = tl.program_id(0).to(tl.int64)
+    if STAGES > 1:  # the next tiles are on their way while one is written
+        for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
+            _transfer_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                src_slots_ptr,
+                dst_slots_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_slots,
+                dst_num_slots,
+                src_key_cache_stride_block,
+                src_key_cache_stride_head,
+                src_key_cache_stride_slot,
+                src_value_cache_stride_block,
+                src_value_cache_stride_head,
+                src_value_cache_stride_slot,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                TOKENS,
+                HEADS,
+            )
+    else:
+        item = first_item
+        while item < num_items:
+            _transfer_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                src_slots_ptr,
+                dst_slots_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_slots,
+                dst_num_slots,
+                src_key_cache_stride_block,
+                src_key_cache_stride_head,
+                src_key_cache_stride_slot,
+                src_value_cache_stride_block,
+                src_value_cache_stride_head,
+                src_value_cache_stride_slot,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                TOKENS,
+                HEADS,
+            )
+            item += tl.num_programs(0)
+
+
+@triton.jit
+def _transfer_tile(
+    item,
+    src_key_cache_ptr,
+    src_value_cache_ptr,
+    dst_key_cache_ptr,
+    dst_value_cache_ptr,
+    src_slots_ptr,
+    dst_slots_ptr,
+    src_head,
+    dst_head,
+    num_tokens,
+    src_num_slots,
+    dst_num_slots,
+    src_key_cache_stride_block,
+    src_key_cache_stride_head,
+    src_key_cache_stride_slot,
+    src_value_cache_stride_block,
+    src_value_cache_stride_head,
+    src_value_cache_stride_slot,
+    dst_key_cache_stride_block,
+    dst_key_cache_stride_slot,
+    dst_key_cache_stride_head,
+    dst_value_cache_stride_block,
+    dst_value_cache_stride_slot,
+    dst_value_cache_stride_head,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Move key and value of a tile: TOKENS tokens, all heads."""
     SRC_BLOCK_SIZE: tl.constexpr = 16
     KEY_HEAD_DIM: tl.constexpr = 128
     VALUE_HEAD_DIM: tl.constexpr = 128
@@ -374,77 +475,73 @@ def _transfer_kernel(
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
+    tile = tl.cast(item, tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
     key_dim = tl.arange(0, KEY_HEAD_DIM)
     value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
-    num_items = (num_tokens + TOKENS - 1) // TOKENS
-    item = tl.program_id(0).to(tl.int64)
-    while item < num_items:
-        tile = item
-        first = tile * TOKENS
-        token = first + tl.arange(0, TOKENS)
-        in_range = token < num_tokens
-        src_slot_number = tl.load(src_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
-        src_block = src_slot_number // SRC_BLOCK_SIZE
-        src_slot = src_slot_number % SRC_BLOCK_SIZE
-        dst_slot_number = tl.load(dst_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
-        dst_block = dst_slot_number // DST_BLOCK_SIZE
-        dst_slot = dst_slot_number % DST_BLOCK_SIZE
-        # A pair of which either side is not there is skipped.
-        valid = (
-            in_range
-            & (src_slot_number >= 0)
-            & (src_slot_number < src_num_slots)
-            & (dst_slot_number >= 0)
-            & (dst_slot_number < dst_num_slots)
-        )
+    first = tile * TOKENS
+    token = first + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    src_slot_number = tl.load(src_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    src_block = src_slot_number // SRC_BLOCK_SIZE
+    src_slot = src_slot_number % SRC_BLOCK_SIZE
+    dst_slot_number = tl.load(dst_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    dst_block = dst_slot_number // DST_BLOCK_SIZE
+    dst_slot = dst_slot_number % DST_BLOCK_SIZE
+    # A pair of which either side is not there is skipped.
+    valid = (
+        in_range
+        & (src_slot_number >= 0)
+        & (src_slot_number < src_num_slots)
+        & (dst_slot_number >= 0)
+        & (dst_slot_number < dst_num_slots)
+    )
 
-        # key from src_key_cache to dst_key_cache, its bytes
-        key = tl.load(
-            src_key_cache_ptr
-            + src_block[:, None, None] * src_key_cache_stride_block
-            + src_heads[None, :, None] * src_key_cache_stride_head
-            + src_slot[:, None, None] * src_key_cache_stride_slot
-            + key_dim[None, None, :],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
+    # key from src_key_cache to dst_key_cache, its bytes
+    key = tl.load(
+        src_key_cache_ptr
+        + src_block[:, None, None] * src_key_cache_stride_block
+        + src_heads[None, :, None] * src_key_cache_stride_head
+        + src_slot[:, None, None] * src_key_cache_stride_slot
+        + key_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
 
-        # value from src_value_cache to dst_value_cache, its bytes
-        value = tl.load(
-            src_value_cache_ptr
-            + src_block[:, None, None] * src_value_cache_stride_block
-            + src_heads[None, :, None] * src_value_cache_stride_head
-            + src_slot[:, None, None] * src_value_cache_stride_slot
-            + value_dim[None, None, :],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        tl.store(
-            dst_key_cache_ptr
-            + dst_block[:, None, None] * dst_key_cache_stride_block
-            + dst_slot[:, None, None] * dst_key_cache_stride_slot
-            + dst_heads[None, :, None] * dst_key_cache_stride_head
-            + key_dim[None, None, :],
-            key,
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            eviction_policy="evict_first",
-        )
-        tl.store(
-            dst_value_cache_ptr
-            + dst_block[:, None, None] * dst_value_cache_stride_block
-            + dst_slot[:, None, None] * dst_value_cache_stride_slot
-            + dst_heads[None, :, None] * dst_value_cache_stride_head
-            + value_dim[None, None, :],
-            value,
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            eviction_policy="evict_first",
-        )
-        item += tl.num_programs(0)
+    # value from src_value_cache to dst_value_cache, its bytes
+    value = tl.load(
+        src_value_cache_ptr
+        + src_block[:, None, None] * src_value_cache_stride_block
+        + src_heads[None, :, None] * src_value_cache_stride_head
+        + src_slot[:, None, None] * src_value_cache_stride_slot
+        + value_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    tl.store(
+        dst_key_cache_ptr
+        + dst_block[:, None, None] * dst_key_cache_stride_block
+        + dst_slot[:, None, None] * dst_key_cache_stride_slot
+        + dst_heads[None, :, None] * dst_key_cache_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        eviction_policy="evict_first",
+    )
+    tl.store(
+        dst_value_cache_ptr
+        + dst_block[:, None, None] * dst_value_cache_stride_block
+        + dst_slot[:, None, None] * dst_value_cache_stride_slot
+        + dst_heads[None, :, None] * dst_value_cache_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        eviction_policy="evict_first",
+    )
 
 
 @triton.jit(do_not_specialize=["src_head", "dst_head", "num_tokens", "src_num_blocks", "dst_num_blocks"])
@@ -473,9 +570,106 @@ def _transfer_blocks_kernel(
     dst_value_cache_stride_slot,
     dst_value_cache_stride_head,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
+    """Programs stride over the tiles of key and value."""
+    num_items = (num_tokens + TOKENS - 1) // TOKENS
+    first_item = tl.program_id(0).to(tl.int64)
+    if STAGES > 1:  # the next tiles are on their way while one is written
+        for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
+            _transfer_blocks_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                src_blocks_ptr,
+                dst_blocks_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_blocks,
+                dst_num_blocks,
+                src_key_cache_stride_block,
+                src_key_cache_stride_head,
+                src_key_cache_stride_slot,
+                src_value_cache_stride_block,
+                src_value_cache_stride_head,
+                src_value_cache_stride_slot,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                TOKENS,
+                HEADS,
+            )
+    else:
+        item = first_item
+        while item < num_items:
+            _transfer_blocks_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                src_blocks_ptr,
+                dst_blocks_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_blocks,
+                dst_num_blocks,
+                src_key_cache_stride_block,
+                src_key_cache_stride_head,
+                src_key_cache_stride_slot,
+                src_value_cache_stride_block,
+                src_value_cache_stride_head,
+                src_value_cache_stride_slot,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                TOKENS,
+                HEADS,
+            )
+            item += tl.num_programs(0)
+
+
+@triton.jit
+def _transfer_blocks_tile(
+    item,
+    src_key_cache_ptr,
+    src_value_cache_ptr,
+    dst_key_cache_ptr,
+    dst_value_cache_ptr,
+    src_blocks_ptr,
+    dst_blocks_ptr,
+    src_head,
+    dst_head,
+    num_tokens,
+    src_num_blocks,
+    dst_num_blocks,
+    src_key_cache_stride_block,
+    src_key_cache_stride_head,
+    src_key_cache_stride_slot,
+    src_value_cache_stride_block,
+    src_value_cache_stride_head,
+    src_value_cache_stride_slot,
+    dst_key_cache_stride_block,
+    dst_key_cache_stride_slot,
+    dst_key_cache_stride_head,
+    dst_value_cache_stride_block,
+    dst_value_cache_stride_slot,
+    dst_value_cache_stride_head,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Move key and value of a tile: TOKENS tokens, all heads."""
     SRC_BLOCK_SIZE: tl.constexpr = 16
     KEY_HEAD_DIM: tl.constexpr = 128
     VALUE_HEAD_DIM: tl.constexpr = 128
@@ -483,72 +677,66 @@ def _transfer_blocks_kernel(
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
+    tile = tl.cast(item, tl.int64)
     head = tl.arange(0, 8).to(tl.int64)
     key_dim = tl.arange(0, KEY_HEAD_DIM)
     value_dim = tl.arange(0, VALUE_HEAD_DIM)
     src_heads = src_head + head
     dst_heads = dst_head + head
-    num_items = (num_tokens + TOKENS - 1) // TOKENS
-    item = tl.program_id(0).to(tl.int64)
-    while item < num_items:
-        tile = item
-        first = tile * TOKENS
-        token = first + tl.arange(0, TOKENS)
-        src_block = tl.load(src_blocks_ptr + first // SRC_BLOCK_SIZE).to(tl.int64)
-        src_slot = tl.multiple_of(first % SRC_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
-        dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
-        dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
-        # A pair of which either side is not there is skipped.
-        valid = token < tl.where(
-            (src_block >= 0) & (src_block < src_num_blocks) & (dst_block >= 0) & (dst_block < dst_num_blocks),
-            num_tokens,
-            0,
-        )
+    first = tile * TOKENS
+    token = first + tl.arange(0, TOKENS)
+    src_block = tl.load(src_blocks_ptr + first // SRC_BLOCK_SIZE).to(tl.int64)
+    src_slot = tl.multiple_of(first % SRC_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
+    dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
+    dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
+    # A pair of which either side is not there is skipped.
+    present = (src_block >= 0) & (src_block < src_num_blocks) & (dst_block >= 0) & (dst_block < dst_num_blocks)
+    valid = token < tl.where(present, num_tokens, 0)
+    held = tl.arange(0, TOKENS) < tl.where(present, TOKENS, 0)  # all can be read, so that accesses are as wide
 
-        # key from src_key_cache to dst_key_cache, its bytes
-        key = tl.load(
-            src_key_cache_ptr
-            + src_block * src_key_cache_stride_block
-            + src_heads[None, :, None] * src_key_cache_stride_head
-            + src_slot[:, None, None] * src_key_cache_stride_slot
-            + key_dim[None, None, :],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
+    # key from src_key_cache to dst_key_cache, its bytes
+    key = tl.load(
+        src_key_cache_ptr
+        + src_block * src_key_cache_stride_block
+        + src_heads[None, :, None] * src_key_cache_stride_head
+        + src_slot[:, None, None] * src_key_cache_stride_slot
+        + key_dim[None, None, :],
+        mask=held[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
 
-        # value from src_value_cache to dst_value_cache, its bytes
-        value = tl.load(
-            src_value_cache_ptr
-            + src_block * src_value_cache_stride_block
-            + src_heads[None, :, None] * src_value_cache_stride_head
-            + src_slot[:, None, None] * src_value_cache_stride_slot
-            + value_dim[None, None, :],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        tl.store(
-            dst_key_cache_ptr
-            + dst_block * dst_key_cache_stride_block
-            + dst_slot[:, None, None] * dst_key_cache_stride_slot
-            + dst_heads[None, :, None] * dst_key_cache_stride_head
-            + key_dim[None, None, :],
-            key,
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            eviction_policy="evict_first",
-        )
-        tl.store(
-            dst_value_cache_ptr
-            + dst_block * dst_value_cache_stride_block
-            + dst_slot[:, None, None] * dst_value_cache_stride_slot
-            + dst_heads[None, :, None] * dst_value_cache_stride_head
-            + value_dim[None, None, :],
-            value,
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            eviction_policy="evict_first",
-        )
-        item += tl.num_programs(0)
+    # value from src_value_cache to dst_value_cache, its bytes
+    value = tl.load(
+        src_value_cache_ptr
+        + src_block * src_value_cache_stride_block
+        + src_heads[None, :, None] * src_value_cache_stride_head
+        + src_slot[:, None, None] * src_value_cache_stride_slot
+        + value_dim[None, None, :],
+        mask=held[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    tl.store(
+        dst_key_cache_ptr
+        + dst_block * dst_key_cache_stride_block
+        + dst_slot[:, None, None] * dst_key_cache_stride_slot
+        + dst_heads[None, :, None] * dst_key_cache_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        eviction_policy="evict_first",
+    )
+    tl.store(
+        dst_value_cache_ptr
+        + dst_block * dst_value_cache_stride_block
+        + dst_slot[:, None, None] * dst_value_cache_stride_slot
+        + dst_heads[None, :, None] * dst_value_cache_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        eviction_policy="evict_first",
+    )
 
 
 def _tensor(name, tensor, ndim, device):
@@ -647,6 +835,11 @@ def _check_heads(src_head, dst_head, heads, src_heads, dst_heads):
             raise ValueError(f"heads: expected at most {count}, as {name} counts, got {heads}")
         if head + heads > count:
             raise ValueError(f"{name}: expected at most {count - heads}, with {heads} of {count} heads, got {head}")
+
+
+def _stages_pay(device):
+    """Whether loads of the next tiles go to shared memory meanwhile: elsewhere they take registers."""
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def _covered(num_tokens, src_tokens, dst_tokens):

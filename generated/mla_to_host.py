@@ -107,7 +107,8 @@ def transfer(src_cache, dst_host_cache, src_slots, dst_slots, *, programs=PROGRA
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 8 if programs is None else 32
+    tokens = 8 if programs is None else 16
+    stages = 5 if programs is not None and _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
     if items > 0:
@@ -122,17 +123,12 @@ def transfer(src_cache, dst_host_cache, src_slots, dst_slots, *, programs=PROGRA
             dst_host_cache.stride(0),
             dst_host_cache.stride(1),
             tokens,
+            stages,
             aligned,
         )
         with _on(device):
             compiled = _transfer_kernel[grid](
-                src_cache,
-                src_cache_table.pointers,
-                dst_host_cache,
-                src_slots,
-                dst_slots,
-                *numbers,
-                num_warps=8 if programs is None else 16,
+                src_cache, src_cache_table.pointers, dst_host_cache, src_slots, dst_slots, *numbers, num_warps=8
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -185,7 +181,8 @@ def transfer_blocks(src_cache, dst_host_cache, src_blocks, dst_blocks, *, num_to
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 8 if programs is None else 32
+    tokens = 8 if programs is None else 16
+    stages = 5 if programs is not None and _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
     if items > 0:
@@ -200,17 +197,12 @@ def transfer_blocks(src_cache, dst_host_cache, src_blocks, dst_blocks, *, num_to
             dst_host_cache.stride(0),
             dst_host_cache.stride(1),
             tokens,
+            stages,
             aligned,
         )
         with _on(device):
             compiled = _transfer_blocks_kernel[grid](
-                src_cache,
-                src_cache_table.pointers,
-                dst_host_cache,
-                src_blocks,
-                dst_blocks,
-                *numbers,
-                num_warps=8 if programs is None else 16,
+                src_cache, src_cache_table.pointers, dst_host_cache, src_blocks, dst_blocks, *numbers, num_warps=8
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -263,83 +255,146 @@ def _transfer_kernel(
     dst_host_cache_stride_token,
     dst_host_cache_stride_layer,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """One program moves latent and rope of tiles of TOKENS tokens, all heads, and strides over the rest."""
+    """Programs stride over the tiles of latent and rope."""
+    num_items = (num_tokens + TOKENS - 1) // TOKENS
+    num_items = num_items * num_layers
+    first_item = tl.program_id(0).to(tl.int64)
+    if STAGES > 1:  # the next tiles are on their way while one is written
+        for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
+            _transfer_tile(
+                item,
+                src_cache_first_ptr,
+                src_cache_table_ptr,
+                dst_host_cache_ptr,
+                src_slots_ptr,
+                dst_slots_ptr,
+                num_tokens,
+                num_layers,
+                src_num_slots,
+                dst_num_slots,
+                src_cache_stride_block,
+                src_cache_stride_slot,
+                dst_host_cache_stride_token,
+                dst_host_cache_stride_layer,
+                TOKENS,
+                ALIGNED,
+            )
+    else:
+        item = first_item
+        while item < num_items:
+            _transfer_tile(
+                item,
+                src_cache_first_ptr,
+                src_cache_table_ptr,
+                dst_host_cache_ptr,
+                src_slots_ptr,
+                dst_slots_ptr,
+                num_tokens,
+                num_layers,
+                src_num_slots,
+                dst_num_slots,
+                src_cache_stride_block,
+                src_cache_stride_slot,
+                dst_host_cache_stride_token,
+                dst_host_cache_stride_layer,
+                TOKENS,
+                ALIGNED,
+            )
+            item += tl.num_programs(0)
+
+
+@triton.jit
+def _transfer_tile(
+    item,
+    src_cache_first_ptr,
+    src_cache_table_ptr,
+    dst_host_cache_ptr,
+    src_slots_ptr,
+    dst_slots_ptr,
+    num_tokens,
+    num_layers,
+    src_num_slots,
+    dst_num_slots,
+    src_cache_stride_block,
+    src_cache_stride_slot,
+    dst_host_cache_stride_token,
+    dst_host_cache_stride_layer,
+    TOKENS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Move latent and rope of a tile: TOKENS tokens, all heads."""
     SRC_BLOCK_SIZE: tl.constexpr = 64
     LATENT_HEAD_DIM: tl.constexpr = 512
     ROPE_HEAD_DIM: tl.constexpr = 64
 
+    tile = tl.cast(item, tl.int64)
+    layer = tile % num_layers
+    tile = tile // num_layers
     latent_dim = tl.arange(0, LATENT_HEAD_DIM)
     rope_dim = tl.arange(0, ROPE_HEAD_DIM)
-    num_items = (num_tokens + TOKENS - 1) // TOKENS
-    num_items = num_items * num_layers
-    item = tl.program_id(0).to(tl.int64)
-    while item < num_items:
-        tile = item
-        layer = tile % num_layers
-        tile = tile // num_layers
-        first = tile * TOKENS
-        token = first + tl.arange(0, TOKENS)
-        in_range = token < num_tokens
-        src_slot_number = tl.load(src_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
-        src_block = src_slot_number // SRC_BLOCK_SIZE
-        src_slot = src_slot_number % SRC_BLOCK_SIZE
-        dst_slot_number = tl.load(dst_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
-        # A pair of which either side is not there is skipped.
-        valid = (
-            in_range
-            & (src_slot_number >= 0)
-            & (src_slot_number < src_num_slots)
-            & (dst_slot_number >= 0)
-            & (dst_slot_number < dst_num_slots)
-        )
-        src_cache_ptr = tl.load(src_cache_table_ptr + layer).to(src_cache_first_ptr.dtype)
-        if ALIGNED:
-            src_cache_ptr = tl.multiple_of(src_cache_ptr, 16)
+    first = tile * TOKENS
+    token = first + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    src_slot_number = tl.load(src_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    src_block = src_slot_number // SRC_BLOCK_SIZE
+    src_slot = src_slot_number % SRC_BLOCK_SIZE
+    dst_slot_number = tl.load(dst_slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    # A pair of which either side is not there is skipped.
+    valid = (
+        in_range
+        & (src_slot_number >= 0)
+        & (src_slot_number < src_num_slots)
+        & (dst_slot_number >= 0)
+        & (dst_slot_number < dst_num_slots)
+    )
+    src_cache_ptr = tl.load(src_cache_table_ptr + layer).to(src_cache_first_ptr.dtype)
+    if ALIGNED:
+        src_cache_ptr = tl.multiple_of(src_cache_ptr, 16)
 
-        # latent from src_cache to dst_host_cache, its bytes
-        latent = tl.load(
-            src_cache_ptr
-            + src_block[:, None] * src_cache_stride_block
-            + src_slot[:, None] * src_cache_stride_slot
-            + latent_dim[None, :],
-            mask=valid[:, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
+    # latent from src_cache to dst_host_cache, its bytes
+    latent = tl.load(
+        src_cache_ptr
+        + src_block[:, None] * src_cache_stride_block
+        + src_slot[:, None] * src_cache_stride_slot
+        + latent_dim[None, :],
+        mask=valid[:, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
 
-        # rope from src_cache to dst_host_cache, its bytes
-        rope = tl.load(
-            src_cache_ptr
-            + src_block[:, None] * src_cache_stride_block
-            + src_slot[:, None] * src_cache_stride_slot
-            + rope_dim[None, :]
-            + 512,
-            mask=valid[:, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        tl.store(
-            dst_host_cache_ptr
-            + dst_slot_number[:, None] * dst_host_cache_stride_token
-            + layer * dst_host_cache_stride_layer
-            + latent_dim[None, :],
-            latent,
-            mask=valid[:, None],
-            eviction_policy="evict_first",
-        )
-        tl.store(
-            dst_host_cache_ptr
-            + dst_slot_number[:, None] * dst_host_cache_stride_token
-            + layer * dst_host_cache_stride_layer
-            + rope_dim[None, :]
-            + 512,
-            rope,
-            mask=valid[:, None],
-            eviction_policy="evict_first",
-        )
-        item += tl.num_programs(0)
+    # rope from src_cache to dst_host_cache, its bytes
+    rope = tl.load(
+        src_cache_ptr
+        + src_block[:, None] * src_cache_stride_block
+        + src_slot[:, None] * src_cache_stride_slot
+        + rope_dim[None, :]
+        + 512,
+        mask=valid[:, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    tl.store(
+        dst_host_cache_ptr
+        + dst_slot_number[:, None] * dst_host_cache_stride_token
+        + layer * dst_host_cache_stride_layer
+        + latent_dim[None, :],
+        latent,
+        mask=valid[:, None],
+        eviction_policy="evict_first",
+    )
+    tl.store(
+        dst_host_cache_ptr
+        + dst_slot_number[:, None] * dst_host_cache_stride_token
+        + layer * dst_host_cache_stride_layer
+        + rope_dim[None, :]
+        + 512,
+        rope,
+        mask=valid[:, None],
+        eviction_policy="evict_first",
+    )
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_layers", "src_num_blocks", "dst_num_blocks"])
@@ -358,82 +413,143 @@ def _transfer_blocks_kernel(
     dst_host_cache_stride_token,
     dst_host_cache_stride_layer,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """One program moves latent and rope of tiles of TOKENS tokens, all heads, and strides over the rest."""
+    """Programs stride over the tiles of latent and rope."""
+    num_items = (num_tokens + TOKENS - 1) // TOKENS
+    num_items = num_items * num_layers
+    first_item = tl.program_id(0).to(tl.int64)
+    if STAGES > 1:  # the next tiles are on their way while one is written
+        for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
+            _transfer_blocks_tile(
+                item,
+                src_cache_first_ptr,
+                src_cache_table_ptr,
+                dst_host_cache_ptr,
+                src_blocks_ptr,
+                dst_blocks_ptr,
+                num_tokens,
+                num_layers,
+                src_num_blocks,
+                dst_num_blocks,
+                src_cache_stride_block,
+                src_cache_stride_slot,
+                dst_host_cache_stride_token,
+                dst_host_cache_stride_layer,
+                TOKENS,
+                ALIGNED,
+            )
+    else:
+        item = first_item
+        while item < num_items:
+            _transfer_blocks_tile(
+                item,
+                src_cache_first_ptr,
+                src_cache_table_ptr,
+                dst_host_cache_ptr,
+                src_blocks_ptr,
+                dst_blocks_ptr,
+                num_tokens,
+                num_layers,
+                src_num_blocks,
+                dst_num_blocks,
+                src_cache_stride_block,
+                src_cache_stride_slot,
+                dst_host_cache_stride_token,
+                dst_host_cache_stride_layer,
+                TOKENS,
+                ALIGNED,
+            )
+            item += tl.num_programs(0)
+
+
+@triton.jit
+def _transfer_blocks_tile(
+    item,
+    src_cache_first_ptr,
+    src_cache_table_ptr,
+    dst_host_cache_ptr,
+    src_blocks_ptr,
+    dst_blocks_ptr,
+    num_tokens,
+    num_layers,
+    src_num_blocks,
+    dst_num_blocks,
+    src_cache_stride_block,
+    src_cache_stride_slot,
+    dst_host_cache_stride_token,
+    dst_host_cache_stride_layer,
+    TOKENS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """Move latent and rope of a tile: TOKENS tokens, all heads."""
     SRC_BLOCK_SIZE: tl.constexpr = 64
     LATENT_HEAD_DIM: tl.constexpr = 512
     ROPE_HEAD_DIM: tl.constexpr = 64
     DST_BLOCK_SIZE: tl.constexpr = 64
 
+    tile = tl.cast(item, tl.int64)
+    layer = tile % num_layers
+    tile = tile // num_layers
     latent_dim = tl.arange(0, LATENT_HEAD_DIM)
     rope_dim = tl.arange(0, ROPE_HEAD_DIM)
-    num_items = (num_tokens + TOKENS - 1) // TOKENS
-    num_items = num_items * num_layers
-    item = tl.program_id(0).to(tl.int64)
-    while item < num_items:
-        tile = item
-        layer = tile % num_layers
-        tile = tile // num_layers
-        first = tile * TOKENS
-        token = first + tl.arange(0, TOKENS)
-        src_block = tl.load(src_blocks_ptr + first // SRC_BLOCK_SIZE).to(tl.int64)
-        src_slot = tl.multiple_of(first % SRC_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
-        dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
-        dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
-        dst_slot_number = dst_block * DST_BLOCK_SIZE + dst_slot
-        # A pair of which either side is not there is skipped.
-        valid = token < tl.where(
-            (src_block >= 0) & (src_block < src_num_blocks) & (dst_block >= 0) & (dst_block < dst_num_blocks),
-            num_tokens,
-            0,
-        )
-        src_cache_ptr = tl.load(src_cache_table_ptr + layer).to(src_cache_first_ptr.dtype)
-        if ALIGNED:
-            src_cache_ptr = tl.multiple_of(src_cache_ptr, 16)
+    first = tile * TOKENS
+    token = first + tl.arange(0, TOKENS)
+    src_block = tl.load(src_blocks_ptr + first // SRC_BLOCK_SIZE).to(tl.int64)
+    src_slot = tl.multiple_of(first % SRC_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
+    dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
+    dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
+    dst_slot_number = dst_block * DST_BLOCK_SIZE + dst_slot
+    # A pair of which either side is not there is skipped.
+    present = (src_block >= 0) & (src_block < src_num_blocks) & (dst_block >= 0) & (dst_block < dst_num_blocks)
+    valid = token < tl.where(present, num_tokens, 0)
+    held = tl.arange(0, TOKENS) < tl.where(present, TOKENS, 0)  # all can be read, so that accesses are as wide
+    src_cache_ptr = tl.load(src_cache_table_ptr + layer).to(src_cache_first_ptr.dtype)
+    if ALIGNED:
+        src_cache_ptr = tl.multiple_of(src_cache_ptr, 16)
 
-        # latent from src_cache to dst_host_cache, its bytes
-        latent = tl.load(
-            src_cache_ptr
-            + src_block * src_cache_stride_block
-            + src_slot[:, None] * src_cache_stride_slot
-            + latent_dim[None, :],
-            mask=valid[:, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
+    # latent from src_cache to dst_host_cache, its bytes
+    latent = tl.load(
+        src_cache_ptr
+        + src_block * src_cache_stride_block
+        + src_slot[:, None] * src_cache_stride_slot
+        + latent_dim[None, :],
+        mask=held[:, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
 
-        # rope from src_cache to dst_host_cache, its bytes
-        rope = tl.load(
-            src_cache_ptr
-            + src_block * src_cache_stride_block
-            + src_slot[:, None] * src_cache_stride_slot
-            + rope_dim[None, :]
-            + 512,
-            mask=valid[:, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        tl.store(
-            dst_host_cache_ptr
-            + dst_slot_number[:, None] * dst_host_cache_stride_token
-            + layer * dst_host_cache_stride_layer
-            + latent_dim[None, :],
-            latent,
-            mask=valid[:, None],
-            eviction_policy="evict_first",
-        )
-        tl.store(
-            dst_host_cache_ptr
-            + dst_slot_number[:, None] * dst_host_cache_stride_token
-            + layer * dst_host_cache_stride_layer
-            + rope_dim[None, :]
-            + 512,
-            rope,
-            mask=valid[:, None],
-            eviction_policy="evict_first",
-        )
-        item += tl.num_programs(0)
+    # rope from src_cache to dst_host_cache, its bytes
+    rope = tl.load(
+        src_cache_ptr
+        + src_block * src_cache_stride_block
+        + src_slot[:, None] * src_cache_stride_slot
+        + rope_dim[None, :]
+        + 512,
+        mask=held[:, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    tl.store(
+        dst_host_cache_ptr
+        + dst_slot_number[:, None] * dst_host_cache_stride_token
+        + layer * dst_host_cache_stride_layer
+        + latent_dim[None, :],
+        latent,
+        mask=valid[:, None],
+        eviction_policy="evict_first",
+    )
+    tl.store(
+        dst_host_cache_ptr
+        + dst_slot_number[:, None] * dst_host_cache_stride_token
+        + layer * dst_host_cache_stride_layer
+        + rope_dim[None, :]
+        + 512,
+        rope,
+        mask=valid[:, None],
+        eviction_policy="evict_first",
+    )
 
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -531,6 +647,11 @@ def _layers(*counts):
     if len(set(counts)) > 1:
         raise ValueError(f"layers: expected one number on both sides, got {' and '.join(map(str, counts))}")
     return counts[0]
+
+
+def _stages_pay(device):
+    """Whether loads of the next tiles go to shared memory meanwhile: elsewhere they take registers."""
+    return device.type == "cuda" and torch.version.hip is None
 
 
 def _covered(num_tokens, src_tokens, dst_tokens):

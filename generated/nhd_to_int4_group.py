@@ -174,6 +174,7 @@ def transfer_blocks(
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 32
+    stages = 1
     items = triton.cdiv(num_tokens, 32) * triton.cdiv(heads, 2)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -204,6 +205,7 @@ def transfer_blocks(
             dst_value_params.stride(2),
             dst_value_params.stride(3),
             tokens,
+            stages,
             heads,
         )
         with _on(device):
@@ -286,177 +288,297 @@ def _transfer_blocks_kernel(
     dst_value_params_stride_head,
     dst_value_params_stride_dim_div32,
     TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """One program moves key and value of tiles of TOKENS tokens, all heads, and strides over the rest."""
+    """Programs stride over the tiles of key and value."""
+    num_items = (num_tokens + TOKENS - 1) // TOKENS
+    num_items = num_items * ((HEADS + 2 - 1) // 2)
+    first_item = tl.program_id(0).to(tl.int64)
+    if STAGES > 1:  # the next tiles are on their way while one is written
+        for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
+            _transfer_blocks_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                dst_key_params_ptr,
+                dst_value_params_ptr,
+                src_blocks_ptr,
+                dst_blocks_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_blocks,
+                dst_num_blocks,
+                src_key_cache_stride_block,
+                src_key_cache_stride_slot,
+                src_key_cache_stride_head,
+                src_value_cache_stride_block,
+                src_value_cache_stride_slot,
+                src_value_cache_stride_head,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_key_params_stride_block,
+                dst_key_params_stride_slot_div32,
+                dst_key_params_stride_head,
+                dst_key_params_stride_dim,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                dst_value_params_stride_block,
+                dst_value_params_stride_slot,
+                dst_value_params_stride_head,
+                dst_value_params_stride_dim_div32,
+                TOKENS,
+                HEADS,
+            )
+    else:
+        item = first_item
+        while item < num_items:
+            _transfer_blocks_tile(
+                item,
+                src_key_cache_ptr,
+                src_value_cache_ptr,
+                dst_key_cache_ptr,
+                dst_value_cache_ptr,
+                dst_key_params_ptr,
+                dst_value_params_ptr,
+                src_blocks_ptr,
+                dst_blocks_ptr,
+                src_head,
+                dst_head,
+                num_tokens,
+                src_num_blocks,
+                dst_num_blocks,
+                src_key_cache_stride_block,
+                src_key_cache_stride_slot,
+                src_key_cache_stride_head,
+                src_value_cache_stride_block,
+                src_value_cache_stride_slot,
+                src_value_cache_stride_head,
+                dst_key_cache_stride_block,
+                dst_key_cache_stride_slot,
+                dst_key_cache_stride_head,
+                dst_key_params_stride_block,
+                dst_key_params_stride_slot_div32,
+                dst_key_params_stride_head,
+                dst_key_params_stride_dim,
+                dst_value_cache_stride_block,
+                dst_value_cache_stride_slot,
+                dst_value_cache_stride_head,
+                dst_value_params_stride_block,
+                dst_value_params_stride_slot,
+                dst_value_params_stride_head,
+                dst_value_params_stride_dim_div32,
+                TOKENS,
+                HEADS,
+            )
+            item += tl.num_programs(0)
+
+
+@triton.jit
+def _transfer_blocks_tile(
+    item,
+    src_key_cache_ptr,
+    src_value_cache_ptr,
+    dst_key_cache_ptr,
+    dst_value_cache_ptr,
+    dst_key_params_ptr,
+    dst_value_params_ptr,
+    src_blocks_ptr,
+    dst_blocks_ptr,
+    src_head,
+    dst_head,
+    num_tokens,
+    src_num_blocks,
+    dst_num_blocks,
+    src_key_cache_stride_block,
+    src_key_cache_stride_slot,
+    src_key_cache_stride_head,
+    src_value_cache_stride_block,
+    src_value_cache_stride_slot,
+    src_value_cache_stride_head,
+    dst_key_cache_stride_block,
+    dst_key_cache_stride_slot,
+    dst_key_cache_stride_head,
+    dst_key_params_stride_block,
+    dst_key_params_stride_slot_div32,
+    dst_key_params_stride_head,
+    dst_key_params_stride_dim,
+    dst_value_cache_stride_block,
+    dst_value_cache_stride_slot,
+    dst_value_cache_stride_head,
+    dst_value_params_stride_block,
+    dst_value_params_stride_slot,
+    dst_value_params_stride_head,
+    dst_value_params_stride_dim_div32,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Move key and value of a tile: TOKENS tokens, 2 heads."""
     SRC_BLOCK_SIZE: tl.constexpr = 16
     KEY_HEAD_DIM: tl.constexpr = 128
     DST_BLOCK_SIZE: tl.constexpr = 64
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
+    tile = tl.cast(item, tl.int64)
+    head_tiles = (HEADS + 2 - 1) // 2
+    first_head = tile % head_tiles * 2
+    tile = tile // head_tiles
+    head = first_head + tl.arange(0, 2).to(tl.int64)
     key_dim = tl.arange(0, KEY_HEAD_DIM).to(tl.int64)
     value_dim_group = tl.arange(0, 4).to(tl.int64)
     value_dim_lane = tl.arange(0, 32)
     value_dim = value_dim_group[:, None] * 32 + value_dim_lane[None, :]
     dst_key_dim_byte = tl.arange(0, 64).to(tl.int64)
     dst_value_dim_byte = tl.arange(0, 64).to(tl.int64)
-    num_items = (num_tokens + TOKENS - 1) // TOKENS
-    head_tiles = (HEADS + 2 - 1) // 2
-    num_items = num_items * head_tiles
-    item = tl.program_id(0).to(tl.int64)
-    while item < num_items:
-        tile = item
-        first_head = tile % head_tiles * 2
-        tile = tile // head_tiles
-        head = first_head + tl.arange(0, 2).to(tl.int64)
-        src_heads = src_head + head
-        dst_heads = dst_head + head
-        first = tile * TOKENS
-        token = first + tl.arange(0, TOKENS)
-        in_range = token < num_tokens
-        src_block = tl.load(src_blocks_ptr + token // SRC_BLOCK_SIZE, mask=in_range, other=-1).to(tl.int64)
-        src_slot = token % SRC_BLOCK_SIZE
-        dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
-        dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
-        dst_group_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
-        dst_group_slot = first % DST_BLOCK_SIZE
-        # A pair of which either side is not there is skipped.
-        valid = (
-            (token < tl.where((dst_block >= 0) & (dst_block < dst_num_blocks), num_tokens, 0))
-            & (src_block >= 0)
-            & (src_block < src_num_blocks)
-        )
-        moved = tl.max(valid.to(tl.int32), axis=0, keep_dims=True) == 1  # whether any token of the tile is
+    src_heads = src_head + head
+    dst_heads = dst_head + head
+    first = tile * TOKENS
+    token = first + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    src_block = tl.load(src_blocks_ptr + token // SRC_BLOCK_SIZE, mask=in_range, other=-1).to(tl.int64)
+    src_slot = token % SRC_BLOCK_SIZE
+    dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
+    dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
+    dst_group_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
+    dst_group_slot = first % DST_BLOCK_SIZE
+    # A pair of which either side is not there is skipped.
+    present = (dst_block >= 0) & (dst_block < dst_num_blocks)
+    valid = (token < tl.where(present, num_tokens, 0)) & (src_block >= 0) & (src_block < src_num_blocks)
+    moved = tl.max(valid.to(tl.int32), axis=0, keep_dims=True) == 1  # whether any token of the tile is
 
-        # key from src_key_cache to dst_key_cache
-        key = tl.load(
-            src_key_cache_ptr
-            + src_block[:, None, None] * src_key_cache_stride_block
-            + src_slot[:, None, None] * src_key_cache_stride_slot
-            + src_heads[None, :, None] * src_key_cache_stride_head
-            + key_dim[None, None, :],
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        key = key.to(tl.float32)
-        lowest, highest = (
-            tl.min(
-                _within(key, 3.4028234663852886e38, valid[:, None, None] & (head < HEADS)[None, :, None]),
-                axis=0,
-                keep_dims=True,
-            ),
-            tl.max(
-                _within(key, -3.4028234663852886e38, valid[:, None, None] & (head < HEADS)[None, :, None]),
-                axis=0,
-                keep_dims=True,
-            ),
-        )
-        lowest, highest = (
-            tl.where((lowest > highest) | (lowest == 0.0), 0.0, lowest),
-            tl.where((lowest > highest) | (highest == 0.0), 0.0, highest),
-        )
-        amax = highest - lowest
-        scale = _ratio(amax, tl.full((), 15.0, tl.float32))
-        stored = _to_scale_float16(scale)
-        tl.store(
-            dst_key_params_ptr
-            + dst_group_block * dst_key_params_stride_block
-            + (dst_group_slot // 32) * dst_key_params_stride_slot_div32
-            + dst_heads[None, :, None] * dst_key_params_stride_head
-            + key_dim[None, None, :] * dst_key_params_stride_dim,
-            stored,
-            mask=moved[:, None, None] & (head < HEADS)[None, :, None],
-        )
-        scale = _to_float32(stored)
-        stored = _to_scale_float16(lowest)
-        tl.store(
-            dst_key_params_ptr
-            + dst_group_block * dst_key_params_stride_block
-            + (dst_group_slot // 32) * dst_key_params_stride_slot_div32
-            + dst_heads[None, :, None] * dst_key_params_stride_head
-            + key_dim[None, None, :] * dst_key_params_stride_dim
-            + 1,
-            stored,
-            mask=moved[:, None, None] & (head < HEADS)[None, :, None],
-        )
+    # key from src_key_cache to dst_key_cache
+    key = tl.load(
+        src_key_cache_ptr
+        + src_block[:, None, None] * src_key_cache_stride_block
+        + src_slot[:, None, None] * src_key_cache_stride_slot
+        + src_heads[None, :, None] * src_key_cache_stride_head
+        + key_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    key = key.to(tl.float32)
+    lowest, highest = (
+        tl.min(
+            _within(key, 3.4028234663852886e38, valid[:, None, None] & (head < HEADS)[None, :, None]),
+            axis=0,
+            keep_dims=True,
+        ),
+        tl.max(
+            _within(key, -3.4028234663852886e38, valid[:, None, None] & (head < HEADS)[None, :, None]),
+            axis=0,
+            keep_dims=True,
+        ),
+    )
+    lowest, highest = (
+        tl.where((lowest > highest) | (lowest == 0.0), 0.0, lowest),
+        tl.where((lowest > highest) | (highest == 0.0), 0.0, highest),
+    )
+    amax = highest - lowest
+    scale = _ratio(amax, tl.full((), 15.0, tl.float32))
+    stored = _to_scale_float16(scale)
+    tl.store(
+        dst_key_params_ptr
+        + dst_group_block * dst_key_params_stride_block
+        + (dst_group_slot // 32) * dst_key_params_stride_slot_div32
+        + dst_heads[None, :, None] * dst_key_params_stride_head
+        + key_dim[None, None, :] * dst_key_params_stride_dim,
+        stored,
+        mask=moved[:, None, None] & (head < HEADS)[None, :, None],
+    )
+    scale = _to_float32(stored)
+    stored = _to_scale_float16(lowest)
+    tl.store(
+        dst_key_params_ptr
+        + dst_group_block * dst_key_params_stride_block
+        + (dst_group_slot // 32) * dst_key_params_stride_slot_div32
+        + dst_heads[None, :, None] * dst_key_params_stride_head
+        + key_dim[None, None, :] * dst_key_params_stride_dim
+        + 1,
+        stored,
+        mask=moved[:, None, None] & (head < HEADS)[None, :, None],
+    )
 
-        key = key - _to_float32(stored)
-        key = _bounded_over(key, scale, 32.0)
-        key = _uint4_codes_even(key, 0.0, 15.0)
-        key = _pack_4(tl.reshape(key, (TOKENS, 2, 64, 2)))
-        tl.store(
-            dst_key_cache_ptr
-            + dst_block * dst_key_cache_stride_block
-            + dst_slot[:, None, None] * dst_key_cache_stride_slot
-            + dst_heads[None, :, None] * dst_key_cache_stride_head
-            + dst_key_dim_byte[None, None, :],
-            key,
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            eviction_policy="evict_first",
-        )
+    key = key - _to_float32(stored)
+    key = _bounded_over(key, scale, 32.0)
+    key = _uint4_codes_even(key, 0.0, 15.0)
+    key = _pack_4(tl.reshape(key, (TOKENS, 2, 64, 2)))
+    tl.store(
+        dst_key_cache_ptr
+        + dst_block * dst_key_cache_stride_block
+        + dst_slot[:, None, None] * dst_key_cache_stride_slot
+        + dst_heads[None, :, None] * dst_key_cache_stride_head
+        + dst_key_dim_byte[None, None, :],
+        key,
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        eviction_policy="evict_first",
+    )
 
-        # value from src_value_cache to dst_value_cache
-        value = tl.load(
-            src_value_cache_ptr
-            + src_block[:, None, None, None] * src_value_cache_stride_block
-            + src_slot[:, None, None, None] * src_value_cache_stride_slot
-            + src_heads[None, :, None, None] * src_value_cache_stride_head
-            + value_dim[None, None, :, :],
-            mask=valid[:, None, None, None] & (head < HEADS)[None, :, None, None],
-            other=0,
-            eviction_policy="evict_first",
-        )
-        value = value.to(tl.float32)
-        lowest, highest = (
-            tl.min(_within(value, 3.4028234663852886e38, (head < HEADS)[None, :, None, None]), axis=3, keep_dims=True),
-            tl.max(_within(value, -3.4028234663852886e38, (head < HEADS)[None, :, None, None]), axis=3, keep_dims=True),
-        )
-        lowest, highest = (
-            tl.where((lowest > highest) | (lowest == 0.0), 0.0, lowest),
-            tl.where((lowest > highest) | (highest == 0.0), 0.0, highest),
-        )
-        amax = highest - lowest
-        scale = _ratio(amax, tl.full((), 15.0, tl.float32))
-        stored = _to_scale_float16(scale)
-        tl.store(
-            dst_value_params_ptr
-            + dst_block * dst_value_params_stride_block
-            + dst_slot[:, None, None, None] * dst_value_params_stride_slot
-            + dst_heads[None, :, None, None] * dst_value_params_stride_head
-            + value_dim_group[None, None, :, None] * dst_value_params_stride_dim_div32,
-            stored,
-            mask=valid[:, None, None, None] & (head < HEADS)[None, :, None, None],
-        )
-        scale = _to_float32(stored)
-        stored = _to_scale_float16(lowest)
-        tl.store(
-            dst_value_params_ptr
-            + dst_block * dst_value_params_stride_block
-            + dst_slot[:, None, None, None] * dst_value_params_stride_slot
-            + dst_heads[None, :, None, None] * dst_value_params_stride_head
-            + value_dim_group[None, None, :, None] * dst_value_params_stride_dim_div32
-            + 1,
-            stored,
-            mask=valid[:, None, None, None] & (head < HEADS)[None, :, None, None],
-        )
+    # value from src_value_cache to dst_value_cache
+    value = tl.load(
+        src_value_cache_ptr
+        + src_block[:, None, None, None] * src_value_cache_stride_block
+        + src_slot[:, None, None, None] * src_value_cache_stride_slot
+        + src_heads[None, :, None, None] * src_value_cache_stride_head
+        + value_dim[None, None, :, :],
+        mask=valid[:, None, None, None] & (head < HEADS)[None, :, None, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    value = value.to(tl.float32)
+    lowest, highest = (
+        tl.min(_within(value, 3.4028234663852886e38, (head < HEADS)[None, :, None, None]), axis=3, keep_dims=True),
+        tl.max(_within(value, -3.4028234663852886e38, (head < HEADS)[None, :, None, None]), axis=3, keep_dims=True),
+    )
+    lowest, highest = (
+        tl.where((lowest > highest) | (lowest == 0.0), 0.0, lowest),
+        tl.where((lowest > highest) | (highest == 0.0), 0.0, highest),
+    )
+    amax = highest - lowest
+    scale = _ratio(amax, tl.full((), 15.0, tl.float32))
+    stored = _to_scale_float16(scale)
+    tl.store(
+        dst_value_params_ptr
+        + dst_block * dst_value_params_stride_block
+        + dst_slot[:, None, None, None] * dst_value_params_stride_slot
+        + dst_heads[None, :, None, None] * dst_value_params_stride_head
+        + value_dim_group[None, None, :, None] * dst_value_params_stride_dim_div32,
+        stored,
+        mask=valid[:, None, None, None] & (head < HEADS)[None, :, None, None],
+    )
+    scale = _to_float32(stored)
+    stored = _to_scale_float16(lowest)
+    tl.store(
+        dst_value_params_ptr
+        + dst_block * dst_value_params_stride_block
+        + dst_slot[:, None, None, None] * dst_value_params_stride_slot
+        + dst_heads[None, :, None, None] * dst_value_params_stride_head
+        + value_dim_group[None, None, :, None] * dst_value_params_stride_dim_div32
+        + 1,
+        stored,
+        mask=valid[:, None, None, None] & (head < HEADS)[None, :, None, None],
+    )
 
-        value = value - _to_float32(stored)
-        value = _bounded_over(value, scale, 32.0)
-        value = _uint4_codes_even(value, 0.0, 15.0)
-        value = _pack_4(tl.reshape(value, (TOKENS, 2, 64, 2)))
-        tl.store(
-            dst_value_cache_ptr
-            + dst_block * dst_value_cache_stride_block
-            + dst_slot[:, None, None] * dst_value_cache_stride_slot
-            + dst_heads[None, :, None] * dst_value_cache_stride_head
-            + dst_value_dim_byte[None, None, :],
-            value,
-            mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-            eviction_policy="evict_first",
-        )
-        item += tl.num_programs(0)
+    value = value - _to_float32(stored)
+    value = _bounded_over(value, scale, 32.0)
+    value = _uint4_codes_even(value, 0.0, 15.0)
+    value = _pack_4(tl.reshape(value, (TOKENS, 2, 64, 2)))
+    tl.store(
+        dst_value_cache_ptr
+        + dst_block * dst_value_cache_stride_block
+        + dst_slot[:, None, None] * dst_value_cache_stride_slot
+        + dst_heads[None, :, None] * dst_value_cache_stride_head
+        + dst_value_dim_byte[None, None, :],
+        value,
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        eviction_policy="evict_first",
+    )
 
 
 _EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice

@@ -84,7 +84,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
     if moved and tokens > 1:
         per_warp = 512
-    if any(_worked_on_together(layout.stream(name)) for name in plan.streams):
+    if any(worked_on_together(layout.stream(name)) for name in plan.streams):
         per_warp = 512 if plan.kind == "append" else 256
     elif any(_by_channel(layout.stream(name)) for name in plan.streams):
         per_warp = min(per_warp, 512)
@@ -117,7 +117,7 @@ def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) 
     return replace(found, num_warps=warps, few_warps=max(warps, found.few_warps))
 
 
-def _worked_on_together(stream: Stream) -> bool:
+def worked_on_together(stream: Stream) -> bool:
     """Whether all values of a row or a group are at hand at a time: that takes registers."""
     mode = MODES.get(stream.encoding.mode) if stream.encoding else None
     return stream.encoding is not None and (stream.encoding.rotation is not None or (mode is not None and mode.by_norm))

@@ -2,7 +2,8 @@
 
 A tile has some tokens and all heads. Where one side has ``slot`` as its fastest axis the tile is wide enough along the
 tokens for whole sectors there; what one side reads along ``dim`` and the other writes along ``slot`` is turned in
-between. A few programs that stride over all the work take larger tiles, so that each has more in flight.
+between. A few programs that stride over all the work take larger tiles, and load the next ones into shared memory while
+they write one: memory is as fast as there are bytes on their way.
 """
 
 from __future__ import annotations
@@ -12,51 +13,74 @@ from dataclasses import dataclass
 
 from kvgen.layout import Layout
 from kvgen.plan import Copy, Plan
-from kvgen.schedule import DYNAMIC_SIDE, SECTOR, VECTOR, Tile, lane, padded_side
+from kvgen.schedule import DYNAMIC_SIDE, SECTOR, VECTOR, Tile, lane, padded_side, worked_on_together
 from kvgen.transfer import Transfer, most_together
 
 TILE_BYTES = 8192  # of one stream in a tile: two 16-byte accesses for each thread of 8 warps
-CAPPED_BYTES = 32768
+BYTES_PER_WARP = 1024  # of one stream, twice as many where the grid is capped: a tile's addresses cost as much
 ENCODED_VALUES = 2048  # values that are computed with take registers
+ENCODED_PER_WARP = 512
 MOST_TOKENS = 64
+CAPPED_BYTES = 32768  # that a tile reads where the grid is capped
+STAGED_BYTES = 81920  # of tiles on their way, in shared memory: GPUs have 99 KiB of it for a program at the least
+ASYNC = 4  # bytes of an access that can go there
+MOST_STAGES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Tokens of a tile, the warps that move it, and how many tiles are under way at a time."""
+
+    tokens: int
+    num_warps: int
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TransferSchedule:
-    """Tokens of a tile and warps; ``capped_tokens`` and ``capped_warps`` where the grid is. A tile for each copy.
+    """What a program does where there is one for each tile, and where the grid is ``capped``. A tile for each copy.
 
     ``heads`` of a tile, None for all of them. ``groups`` are the dims of each encoded stream that share a scale, as its
-    tile is cut. ``together``: tokens of a tile, where some share what is made of them all; it is padded to ``tokens``.
+    tile is cut. ``together``: tokens of a tile, where some share what is made of them all; the tile is padded.
     """
 
-    tokens: int
-    num_warps: int
-    capped_tokens: int
-    capped_warps: int
+    plain: Program
+    capped: Program
     heads: int | None
     tiles: tuple[Tile, ...]
     groups: dict[str, int | None]
     together: int | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        return max(self.plain.tokens, self.capped.tokens)
 
 
 def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     """The schedule of one function of a transfer."""
     groups = {copy.stream: _group(transfer, copy.stream) for copy in plan.copies if not copy.leaf}
     encoded = any(not copy.leaf for copy in plan.copies)
-    least = max(padded_side(most_together(transfer)), *(_least(copy) for copy in plan.copies))
+    together = most_together(transfer)
+    least = max(padded_side(together), *(_least(copy) for copy in plan.copies))
     budget = ENCODED_VALUES if encoded else TILE_BYTES
     heads = _heads(transfer, plan, budget // least)
     widest = max(_row(transfer, copy, heads) for copy in plan.copies)
-    tokens = _tokens(transfer, budget // widest, least)
-    most = budget if encoded else max(budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
-    capped = _tokens(transfer, most // widest, least)
     tiles = tuple(_tile(transfer, copy, groups.get(copy.stream), heads) for copy in plan.copies)
-    per_warp, most_warps = 512 if encoded else 1024, 8
-    if together := most_together(transfer) if most_together(transfer) > 1 else None:
-        tokens = capped = padded_side(together)
-        most_warps = 16
-    warps, capped_warps = (max(1, min(16, padded_side(math.ceil(n * widest / per_warp)))) for n in (tokens, capped))
-    return TransferSchedule(tokens, min(warps, most_warps), capped, capped_warps, heads, tiles, groups, together)
+    row = sum(_read(copy, tile) for copy, tile in zip(plan.copies, tiles, strict=True))
+    per_warp = ENCODED_PER_WARP if encoded else BYTES_PER_WARP
+
+    def program(wanted: int, per_warp: int, most_warps: int, staged: int = 0) -> Program:
+        tokens = padded_side(together) if together > 1 else _tokens(transfer, wanted, least)
+        warps = max(1, min(most_warps, padded_side(math.ceil(tokens * widest / per_warp))))
+        return Program(tokens, warps, max(1, min(MOST_STAGES, 1 + staged // (tokens * row))))
+
+    plain = program(budget // widest, per_warp, 16 if together > 1 else 8)
+    most = max(plain.tokens * row, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
+    staged = STAGED_BYTES if _narrowest(transfer) >= ASYNC else 0
+    capped = program(most // row, per_warp if encoded else 2 * per_warp, 16, staged)
+    if together > 1 or any(worked_on_together(side.stream(name)) for side in transfer.sides for name in groups):
+        capped = plain  # registers are short already
+    return TransferSchedule(plain, capped, heads, tiles, groups, together if together > 1 else None)
 
 
 def _heads(transfer: Transfer, plan: Plan, budget: int) -> int | None:
@@ -82,6 +106,12 @@ def _row(transfer: Transfer, copy: Copy, heads: int | None) -> int:
     extents = [heads or most_heads(transfer) if axis.name == "head" else axis.extent for axis in stream.axes]
     sides = [padded_side(extent) or DYNAMIC_SIDE for extent in extents]
     return math.prod(sides) * (stream.itemsize if copy.leaf == copy.stream else 1)
+
+
+def _read(copy: Copy, tile: Tile) -> int:
+    """Bytes of a token that a tile reads, padding included."""
+    sides = [side or DYNAMIC_SIDE for name, side in zip(tile.order, tile.sides, strict=True) if name != "token"]
+    return math.prod(sides) * copy.source.itemsize
 
 
 def _narrowest(transfer: Transfer) -> int:

@@ -16,7 +16,7 @@ from kvgen.documents import load_text
 from kvgen.emit import render_layout
 from kvgen.harness.pools import Sizes, tensor_shape
 from kvgen.lower_transfer import lower_transfer
-from kvgen.schedule_transfer import schedule_transfer
+from kvgen.schedule_transfer import Program, schedule_transfer
 from kvgen.transfer import Transfer, token_refusal
 from tests import pairs
 from tests.generated import ROOT, TRANSFERS, module_of, transfer
@@ -423,7 +423,7 @@ FAULTS = {
     "all heads of the tile": ("(head < HEADS)", "(head < 4)"),
     "every other tile": ("item += tl.num_programs(0)", "item += 2 * tl.num_programs(0)"),
     "one layer for all": ("layer = tile % num_layers", "layer = tile * 0"),
-    "keys for values": ("            value,\n", "            key,\n"),
+    "keys for values": ("        value,\n", "        key,\n"),
     "stride of the other tensor": ("* dst_value_cache_stride_slot", "* dst_key_cache_stride_slot"),
 }
 
@@ -467,11 +467,14 @@ def test_a_planted_fault_in_what_tokens_share_is_noticed(fault: str) -> None:
     assert any(result.difference for result in report.failures), fault
 
 
-def test_a_capped_grid_takes_larger_tiles_where_accesses_are_wide() -> None:
-    sizes = {}
+def test_programs_of_a_capped_grid_have_several_tiles_under_way() -> None:
+    chosen = {}
     for dim in (128, 46):
         sides = [f"{{layout: {name}, axes: {{head: 8, dim: {dim}}}}}" for name in ("paged_nhd", "paged_hnd")]
         what = made(*sides)
-        chosen = schedule_transfer(what, lower_transfer(what)[0])
-        sizes[dim] = (chosen.tokens, chosen.capped_tokens)
-    assert sizes == {128: (4, 16), 46: (8, 8)}
+        schedule = schedule_transfer(what, lower_transfer(what)[0])
+        chosen[dim] = schedule.plain, schedule.capped
+    assert chosen == {
+        128: (Program(4, 8), Program(8, 8, 3)),
+        46: (Program(8, 8), Program(8, 4, 6)),
+    }

@@ -17,9 +17,9 @@ from kvgen.schedule import VECTOR
 
 Role = Literal[
     "pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit", "native",
-    "heads", "aligned", "dtype",
+    "heads", "aligned", "dtype", "stages",
 ]  # fmt: skip
-CONSTANT = ("tile", "tokens", "flag", "unit", "native", "heads", "aligned", "dtype")
+CONSTANT = ("tile", "tokens", "flag", "unit", "native", "heads", "aligned", "dtype", "stages")
 """The roles of arguments that are compiled in."""
 
 

@@ -82,39 +82,41 @@ def _pointers(signature: Mapping[str, str]) -> tuple[str, ...]:
 
 def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
     sched, counted = kernel.schedule, any(arg.role == "tokens" for arg in kernel.args)
-    yield _spec(kernel, "", {})
+    tokens, num_warps = sched.tokens, sched.num_warps
+    yield _spec(kernel, "", tokens, num_warps)
     if counted:
-        yield _spec(kernel, "few tokens", {"tokens": sched.few_tokens}, sched.few_warps)
-    if sched.few_warps != sched.num_warps and (sched.some > sched.few or not counted):
-        yield _spec(kernel, "few warps", {}, sched.few_warps)
+        yield _spec(kernel, "few tokens", sched.few_tokens, sched.few_warps)
+    if sched.few_warps != num_warps and (sched.some > sched.few or not counted):
+        yield _spec(kernel, "few warps", tokens, sched.few_warps)
     for arg in kernel.args:
         if arg.role == "flag":
-            yield _spec(kernel, arg.value, {arg.value: True})
+            yield _spec(kernel, arg.value, tokens, num_warps, {arg.value: True})
         if arg.role == "optional":
-            yield _spec(kernel, arg.value, {"optional": arg.type})
+            yield _spec(kernel, arg.value, tokens, num_warps, {"optional": arg.type})
 
 
 def _transfer_forms(kernel: TransferKernel) -> Iterator[KernelSpec]:
     """With as many programs as there is work for, and capped."""
-    yield _spec(kernel, "", {})
-    sched = kernel.schedule
-    if (sched.tokens, sched.num_warps) != (sched.capped_tokens, sched.capped_warps):
-        yield _spec(kernel, "capped", {"tokens": sched.capped_tokens}, sched.capped_warps)
+    plain, capped = kernel.schedule.plain, kernel.schedule.capped
+    yield _spec(kernel, "", plain.tokens, plain.num_warps)
+    if capped != plain:
+        yield _spec(kernel, "capped", capped.tokens, capped.num_warps, {"stages": capped.stages})
 
 
 def _spec(
-    kernel: Kernel | TransferKernel, form: str, chosen: Mapping[str, object], num_warps: int | None = None
+    kernel: Kernel | TransferKernel, form: str, tokens: int, num_warps: int, chosen: Mapping[str, object] | None = None
 ) -> KernelSpec:
     plain = {
         "tile": DYNAMIC_TILE,
-        "tokens": kernel.schedule.tokens,
+        "tokens": tokens,
         "flag": False,
         "native": BY_TARGET,
         "heads": DYNAMIC_TILE,
         "aligned": True,
         "dtype": "tl.bfloat16",
+        "stages": 1,
     }
-    values = plain | {"optional": None} | chosen
+    values = plain | {"optional": None} | (chosen or {})
     signature: dict[str, str] = {}
     constexprs: dict[str, object] = {}
     divisible = []
@@ -127,9 +129,7 @@ def _spec(
         signature[arg.name] = arg.type
         if given or _divisible(arg):
             divisible.append(arg.name)
-    return KernelSpec(
-        kernel.name, form, signature, constexprs, tuple(divisible), num_warps or kernel.schedule.num_warps
-    )
+    return KernelSpec(kernel.name, form, signature, constexprs, tuple(divisible), num_warps)
 
 
 def _divisible(arg: Arg) -> bool:

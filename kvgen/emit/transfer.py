@@ -75,7 +75,7 @@ class KernelSide:
 
 @dataclass(frozen=True, slots=True)
 class TransferKernel:
-    """One kernel, ready to print. ``definitions`` are index variables that no tile changes.
+    """One kernel, ready to print, and what it does with a tile. ``definitions`` are index variables.
 
     ``groups`` are moves of bytes: all of one are read before any is written, so that more is under way.
     """
@@ -87,7 +87,6 @@ class TransferKernel:
     args: tuple[Arg, ...]
     constants: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
-    tile_definitions: tuple[tuple[str, str], ...]
     sides: tuple[KernelSide, ...]
     moves: tuple[Move, ...]
     groups: tuple[tuple[Move, ...], ...]
@@ -95,6 +94,7 @@ class TransferKernel:
     step: str  # tokens from one tile to the next
     end: str  # where the tokens of a tile end
     fills: tuple[FillContext, ...]
+    present: str
     valid: str
     stride_units: tuple[int, int]
     uses: dict[str, bool]
@@ -102,6 +102,24 @@ class TransferKernel:
     @property
     def unspecialized(self) -> str:
         return ", ".join(f'"{arg.name}"' for arg in self.args if arg.role in ("count", "index"))
+
+    @property
+    def tile_summary(self) -> str:
+        heads = f"{self.schedule.heads} heads" if self.schedule.heads else "all heads"
+        return f"Move {' and '.join(self.plan.streams)} of a tile: TOKENS tokens, {heads}."
+
+    @property
+    def tile_name(self) -> str:
+        return f"_{self.plan.name}_tile"
+
+    @property
+    def tile_args(self) -> tuple[Arg, ...]:
+        """What moving one tile takes, behind the tile's number."""
+        return tuple(arg for arg in self.args if arg.role != "stages")
+
+    @property
+    def tile_arguments(self) -> str:
+        return ", ".join(["item", *(arg.name for arg in self.tile_args)])
 
     @property
     def coded(self) -> tuple[Move, ...]:
@@ -113,11 +131,15 @@ class Half(Builder):
 
     def __init__(self, transfer: Transfer, layout: Layout, plan: Plan, sched: TransferSchedule) -> None:
         heads = sched.heads or padded_side(most_heads(transfer))
-        tiles = Schedule(2, True, heads, sched.num_warps, sched.num_warps, sched.tiles)  # more than one token: masked
+        tiles = Schedule(
+            2, True, heads, sched.plain.num_warps, sched.plain.num_warps, sched.tiles
+        )  # more than one token: masked
         super().__init__(layout, plan, tiles)
         self.transfer, self.groups, self.divided = transfer, sched.groups, sched.heads is not None
         self.stride_unit = _stride_unit(layout, plan)
         self.scalar_block = plan.placement == "blocks" and self._whole_blocks(sched)
+        # Tokens of a block that are not moved can be read with the others; without a mask on them accesses are wide.
+        self.reads_blocks = plan.kind == "gather" and self.scalar_block and sched.together in (None, sched.plain.tokens)
         self.runs: set[str] = set()  # the axes along which runs of slots are told apart
         shared = [v for c in plan.copies if self._together(c) for v in (c.scale, c.zero) if v]
         self.group_axes = self._axes_of(shared)
@@ -135,7 +157,7 @@ class Half(Builder):
 
     def _whole_blocks(self, sched: TransferSchedule) -> bool:
         """Whether the tokens of a tile lie in one block, and are told apart there in everything that is stored."""
-        size, most = self.layout.block_size, max(sched.tokens, sched.capped_tokens)
+        size, most = self.layout.block_size, sched.most_tokens
         views = [self.plan.cache_view(copy) for copy in self.plan.copies] + [fill.view for fill in self.plan.fills]
         views += [copy.scale for copy in self.plan.copies if copy.scale and "block" in copy.scale.axes]
         return size is not None and size % most == 0 and all(view.axes & {"slot", SLOT_NUMBER} for view in views)
@@ -200,7 +222,9 @@ class Half(Builder):
             return side
         own = self.layout.prefix
         if self.plan.placement == "blocks":
-            return replace(side, runs=True, run=side.elements, whole=f"{own}whole") if self.scalar_block else side
+            if self.reads_blocks or not self.scalar_block:
+                return side
+            return replace(side, runs=True, run=side.elements, whole=f"{own}whole")
         self.runs.add(fastest)
         variables, _ = self._variables(copy.stream, tile)
         place = variables["token"].position
@@ -212,20 +236,23 @@ class Half(Builder):
         found = self._side(view, copy.stream, variables, len(tile.order), "")
         return replace(side, runs=True, run=found.elements, whole=f"{own}whole")
 
-    def _guarded(self, name: str, variables: dict[str, Variable], tile: Tile, bounds: list[str]) -> Masks:
-        guards = [f"valid{subscript(variables['token'].position, len(tile.order))}"]
+    def _guarded(
+        self, name: str, variables: dict[str, Variable], tile: Tile, bounds: list[str], tokens: str = "valid"
+    ) -> Masks:
+        guards = [f"{tokens}{subscript(variables['token'].position, len(tile.order))}"]
         return self._masks(name, guards, guards, bounds, named=False)[1]
 
     def raw(self, copy: Copy, view: View, tile: Tile, value_type: str) -> tuple[Side, Masks, CopyContext | None]:
         """Addresses of a leaf's bytes, and under which conditions a lane has one; how codes are put together anew."""
         rank, leaf, name = len(tile.order), self.layout.leaf(copy.leaf), copy.stream
+        tokens = "held" if self.reads_blocks else "valid"
         if view.pack and not moves_bytes(copy):  # the other side puts other codes together
             found = self._copy(_half_copies(copy)[self.plan.kind == "append"], tile)
             return found.cache, found.cache_masks, found
         if copy.leaf == name and not view.pack:
             variables, bounds = self._variables(name, tile)
             side = self.run(self._side(view, name, variables, rank, value_type), copy, view, tile)
-            return side, self._guarded(name, variables, tile, bounds), None
+            return side, self._guarded(name, variables, tile, bounds, tokens), None
         variables, bounds = self._variables(name, tile, [axis for axis in leaf.axes if axis.name == "head"])
         dims = next((axis.count for axis in leaf.axes if axis.name == "dim"), 1)
         if view.pack:
@@ -240,7 +267,7 @@ class Half(Builder):
             bounds.append(f"({once}){subscript(variables['token'].position, rank)}")
         scale = None if copy.leaf == name else self.layout.stream(name).scale
         side = self._side(view, name, variables, rank, value_type, scale, dims=None if scale else dims)
-        return side, self._guarded(name, variables, tile, bounds), None
+        return side, self._guarded(name, variables, tile, bounds, tokens), None
 
     def _once(self, leaf: Leaf) -> str:
         """What the tokens that share a value are told apart by: the first of them moves it."""
@@ -282,6 +309,7 @@ class _Builder:
         if "head" in definitions:
             definitions |= {"src_heads": "src_head + head", "dst_heads": "dst_head + head"}
         sides = tuple(self._side(half, moves) for half in self.halves)
+        present, valid = self._valid(sides)
         return TransferKernel(
             name=f"_{plan.name}_kernel",
             summary=self._summary(),
@@ -289,8 +317,7 @@ class _Builder:
             schedule=self.sched,
             args=tuple(self._args(sides)),
             constants=tuple(constants.items()),
-            definitions=tuple((k, v) for k, v in definitions.items() if not self._divided(k)),
-            tile_definitions=tuple((k, v) for k, v in definitions.items() if self._divided(k)),
+            definitions=tuple(definitions.items()),
             sides=sides,
             moves=moves,
             groups=tuple(self._groups(moves)),
@@ -298,7 +325,8 @@ class _Builder:
             step=str(self.sched.together) if self._padded else "TOKENS",
             end=self._end,
             fills=fills,
-            valid=self._valid(sides),
+            present=present,
+            valid=valid,
             stride_units=(self.source.stride_unit, self.destination.stride_unit),
             uses={
                 "in_range": plan.placement == "slots" or not all(side.scalar_block for side in sides),
@@ -310,6 +338,7 @@ class _Builder:
                 "divided": self.sched.heads is not None,
                 "stride_unit": any(half.stride_unit > 1 for half in self.halves),
                 "native": self._native(),
+                "reads_blocks": any("held" in move.read_masks.load for move in moves),
                 "together": bool(self.destination.group_axes),
             },
         )
@@ -323,7 +352,7 @@ class _Builder:
     @property
     def _padded(self) -> bool:
         """Whether a tile has more lanes than tokens."""
-        return self.sched.together not in (None, self.sched.tokens)
+        return self.sched.together not in (None, self.sched.plain.tokens)
 
     @property
     def _end(self) -> str:
@@ -333,10 +362,6 @@ class _Builder:
         """Where a tile begins in its block; whole tiles are told to be aligned, as the compiler does not see it."""
         first = f"first % {block_size}"
         return first if self._padded else f"tl.multiple_of({first}, TOKENS)"
-
-    def _divided(self, name: str) -> bool:
-        """Whether an index variable depends on which heads a tile has."""
-        return self.sched.heads is not None and name in ("head", "src_heads", "dst_heads")
 
     def _groups(self, moves: tuple[Move, ...]) -> list[tuple[Move, ...]]:
         """Neighbouring moves of bytes, as many as registers hold; what is turned on its way stands alone."""
@@ -357,7 +382,6 @@ class _Builder:
 
     def _side(self, half: Half, moves: tuple[Move, ...]) -> KernelSide:
         layout, by_blocks = half.layout, self.plan.placement == "blocks"
-        most = max(self.sched.tokens, self.sched.capped_tokens)
         moved = [layout.leaf(copy.leaf) for copy in self.plan.copies if copy.leaf]
         slots = "slot" in half.axes or any(map(half._once, moved))
         number = "slot_number" in half.axes or layout.slots.skip is not None
@@ -373,7 +397,7 @@ class _Builder:
             runs=any(m.read.runs if half is self.source else m.write.runs for m in moves),
             run_slot="slot" in half.runs,
             run_number=SLOT_NUMBER in half.runs,
-            aligned=layout.block_size is not None and layout.block_size % most == 0,
+            aligned=layout.block_size is not None and layout.block_size % self.sched.most_tokens == 0,
             tables=tuple(_tables(self.transfer, half)),
             first_slot=self._first_slot(block_size_name(layout)),
             group_block=bool(half.group_axes & {"block", SLOT_NUMBER}),
@@ -381,8 +405,8 @@ class _Builder:
             group_number=SLOT_NUMBER in half.group_axes,
         )
 
-    def _valid(self, sides: tuple[KernelSide, ...]) -> str:
-        """The condition on a pair of places; blocks of whole tiles bound the tokens, since they are no vectors."""
+    def _valid(self, sides: tuple[KernelSide, ...]) -> tuple[str, str]:
+        """The condition on blocks that hold whole tiles, empty where none does, and the one on pairs of places."""
         whole, each = [], []
         for half, side in zip(self.halves, sides, strict=True):
             what, count = ("slot_number", "num_slots") if self.plan.placement == "slots" else ("block", "num_blocks")
@@ -390,12 +414,11 @@ class _Builder:
             terms += [f"({side.prefix}{what} >= 0)", f"({side.prefix}{what} < {side.prefix}{count})"]
             if half.layout.slots.skip is not None:
                 each.append(f"({side.prefix}slot_number != {side.prefix.upper()}SKIP)")
-        first = f"(token < tl.where({' & '.join(whole)}, {self._end}, 0))" if whole else "in_range"
-        return " & ".join([first, *each])
+        first = f"(token < tl.where(present, {self._end}, 0))" if whole else "in_range"
+        return " & ".join(whole), " & ".join([first, *each])
 
     def _summary(self) -> str:
-        streams = " and ".join(self.plan.streams)
-        return f"One program moves {streams} of tiles of TOKENS tokens, all heads, and strides over the rest."
+        return f"Programs stride over the tiles of {' and '.join(self.plan.streams)}."
 
     def _move(self, index: int, copy: Copy) -> Move:
         tile = self.sched.tiles[index]
@@ -531,6 +554,7 @@ class _Builder:
             if half.stride_unit > 1:
                 args.append(Arg(half.unit_name, "constexpr", half.unit_name.lower(), "unit", compiled=half.stride_unit))
         args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
+        args.append(Arg("STAGES", "constexpr", "stages", "stages"))
         if self._has_heads:
             args.append(Arg("HEADS", "constexpr", "heads", "heads", compiled=most_heads(self.transfer)))
         if any(_tables(self.transfer, half) for half in self.halves):

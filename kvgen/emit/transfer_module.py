@@ -70,6 +70,7 @@ class TransferFunction:
     covered: str
     times: str
     tokens: str
+    stages: str
     step: str
     options: str
     uses: dict[str, bool]
@@ -92,6 +93,7 @@ class TransferModule:
     types: bool
     heads: bool
     all_layers: bool
+    staged: bool
     casts: bool
     scaled: bool
     uses_codes: bool
@@ -128,6 +130,7 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
         types=any(function.dtypes for function in functions),
         heads=transfer.sharded,
         all_layers=transfer.layers == "all",
+        staged=any(kernel.schedule.capped.stages > 1 for kernel in kernels),
         casts=any(kernel.uses["native"] for kernel in kernels),
         scaled=any(side.scales for function in functions for side in function.sides),
         uses_codes=bool(used or packs),
@@ -225,7 +228,8 @@ def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
         covered=", ".join(f"{side.prefix}count * {side.block_size}" for side in sides),
         times=(" * num_layers" if transfer.layers == "all" else "")
         + (f" * triton.cdiv(heads, {sched.heads})" if sched.heads else ""),
-        tokens=_unless_capped(sched.tokens, sched.capped_tokens),
+        tokens=_unless_capped(sched.plain.tokens, sched.capped.tokens),
+        stages=_stages(sched.capped.stages),
         step=str(sched.together or "tokens"),
         options=_options(kernel, encoded),
         uses=kernel.uses,
@@ -242,9 +246,13 @@ def _unless_capped(plain: int, capped: int) -> str:
     return str(plain) if plain == capped else f"{plain} if programs is None else {capped}"
 
 
+def _stages(capped: int) -> str:
+    return "1" if capped == 1 else f"{capped} if programs is not None and _stages_pay(device) else 1"
+
+
 def _options(kernel: TransferKernel, encoded: bool) -> str:
     sched = kernel.schedule
-    warps = f"num_warps={_unless_capped(sched.num_warps, sched.capped_warps)}"
+    warps = f"num_warps={_unless_capped(sched.plain.num_warps, sched.capped.num_warps)}"
     return warps + (", enable_fp_fusion=False" if encoded else "")
 
 
