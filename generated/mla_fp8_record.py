@@ -971,7 +971,7 @@ def _append_kernel(
     amax = _amax(tl.max(_counted(latent), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 0.0001)
-    scale = _pow2_ceil(scale)
+    scale = _pow2_ceil(scale, amax, 448.0, True)
     scale_ptrs = (cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
@@ -1033,7 +1033,7 @@ def _append_latent_kernel(
     amax = _amax(tl.max(_counted(latent), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 0.0001)
-    scale = _pow2_ceil(scale)
+    scale = _pow2_ceil(scale, amax, 448.0, True)
     scale_ptrs = (cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
@@ -1140,7 +1140,7 @@ def _append_positions_kernel(
     amax = _amax(tl.max(_counted(latent), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 0.0001)
-    scale = _pow2_ceil(scale)
+    scale = _pow2_ceil(scale, amax, 448.0, True)
     scale_ptrs = (cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
@@ -1849,11 +1849,18 @@ def _shifted(x, scale):
 
 
 @triton.jit
-def _pow2_ceil(scale):
-    """The smallest power of two that is not below the scale; one below the normal numbers is lifted there and back."""
-    lift = tl.where(scale < 1.1754943508222875e-38, 18446744073709551616.0, 1.0)
-    bits = (scale * lift).to(tl.uint32, bitcast=True)
-    return tl.div_rn(((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True), lift)
+def _pow2_ceil(scale, amax, steps, floored: tl.constexpr):
+    """The smallest power of two that is not below amax / steps, of which scale is the nearest float32, or a floor.
+
+    Without a floor it may be no normal number and rounded onto a power: it is found from 2**64 times as much.
+    """
+    small = (amax > 0) & (scale < 1.1754943508222875e-38)
+    lift = tl.where(small, 18446744073709551616.0, 1.0)
+    if not floored:
+        scale = tl.where(small, tl.div_rn(amax * lift, steps), scale)
+    bits = scale.to(tl.uint32, bitcast=True)
+    power = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    return power if floored else tl.div_rn(power, lift)
 
 
 @triton.jit

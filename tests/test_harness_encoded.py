@@ -452,3 +452,23 @@ def test_a_scale_that_streams_share_is_one_argument() -> None:
     assert len(found.results) >= 4
     apart = layout_of("apart", static("fp8_e4m3", "head"), static("int8", "head"), BESIDE)
     assert not harness.run(layout, module_of(apart), only=["append/T7"]).ok
+
+
+@pytest.mark.parametrize("encode", ["stored", "exact"])
+@pytest.mark.parametrize("scale", ["grid: pow2", "dtype: e8m0"])
+@pytest.mark.parametrize("exponent", ["ceil", "floor"])
+def test_quotients_below_the_normal_numbers_find_their_power(exponent: str, scale: str, encode: str) -> None:
+    """The nearest float32 of such a quotient may be the power itself, which the quotient is not."""
+    key = dynamic("fp8_e4m3", f", {scale}, floor: none, exponent: {exponent}, encode: {encode}", "token head dim")
+    cache = "buffers: {cache: {order: block slot head dim, fields: [key, key.scale]}}"
+    layout = load_text(
+        f"name: tiny\naxes: {{head: 1, dim: 3}}\nblock_size: 8\nstreams: {{key: {{dtype: float32, {key[1:]}}}\n{cache}"
+    )
+    powers = torch.tensor([448 * 2.0**power for power in range(-152, -121)])
+    rows = torch.stack([powers.nextafter(powers * 0), powers, powers.nextafter(powers * 2)], dim=-1).unsqueeze(1)
+    slots = torch.arange(len(rows))
+    made, wanted = (torch.zeros_like(PoolFactory(layout, "cpu", 0).make().actual["cache"]) for _ in range(2))
+    module_of(layout).append(rows, made, slots)
+    reference.append(layout, {"key": rows}, {"cache": wanted}, slots)
+    assert wanted.any()
+    assert torch.equal(made, wanted)

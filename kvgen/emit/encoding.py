@@ -198,6 +198,8 @@ def build_scale(
     pow2, as_stored = scale.grid == "pow2" and not e8m0, scale.encode == "stored"
     steps = repr(float(scale.code_range)) + (" * outer" if scale.scale else "")
     limit = ", NATIVE" if scale.dtype in NATIVE else ""
+    power = f"_pow2_{scale.exponent}(scale, amax, {steps}, {scale.floor_on == 'scale'})"
+    stored = f"{stored_as}({ratio or (power if e8m0 else 'scale')}{limit})"
     return ScaleContext(
         side=side,
         masks=masks,
@@ -208,10 +210,10 @@ def build_scale(
         floor_on_amax=scale.floor_on == "amax",
         floor_on_scale=scale.floor_on == "scale",
         pow2=pow2,
-        grid=f"_pow2_{scale.exponent}",
+        power=power,
         apart=not at_once,
         quotient=_quotient(scale, steps),
-        stored=f"_e8m0_over_{scale.exponent}(amax, {steps})" if at_once else f"{stored_as}({ratio or 'scale'}{limit})",
+        stored=f"_e8m0_over_{scale.exponent}(amax, {steps})" if at_once else stored,
         cast_limits=limit,
         rounds=bool(stored_as),
         decode={"float8_e4m3fn": "_fp8_e4m3_values", "float8_e8m0fnu": "_e8m0_values"}.get(scale.dtype, "_to_float32"),
@@ -250,7 +252,8 @@ def helpers(layout: Layout, streams: Collection[str] | None = None) -> frozenset
         used |= {context.decode, "" if divides_itself(encoding) else divided(encoding, "").partition("(")[0]}
         if scale.dynamic:
             used |= {context.stored.partition("(")[0] if context.rounds else "", context.quotient.partition("(")[0]}
-            used |= {"" if encoding.zero else "_amax", context.grid if context.pow2 else ""}
+            used |= {"" if encoding.zero else "_amax"}
+            used |= {context.power.partition("(")[0]} if context.pow2 or context.power in context.stored else set()
         if encoding.zero:
             used |= {"_within", "_finite", STORED_AS[encoding.zero.dtype], "_over"}
             used |= {"_zero_point"} if encoding.zero.kind == "point" else set()

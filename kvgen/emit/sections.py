@@ -65,7 +65,7 @@ class ScaleContext:
     floor_on_amax: bool
     floor_on_scale: bool
     pow2: bool
-    grid: str  # the function that puts a scale on its grid of powers of two
+    power: str  # the power of two that a scale becomes on such a grid
     apart: bool  # whether a scale is computed before it is rounded to its own type, and not at once
     quotient: str  # amax over steps
     stored: str  # the scale rounded to its own type
