@@ -5,7 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kvgen import reference
+from kvgen import harness, reference
+from tests import test_dtypes
 from tests.generated import module_of, shipped
 
 pytestmark = pytest.mark.gpu
@@ -117,3 +118,10 @@ def test_codes_are_those_of_the_reference(name: str, source: torch.dtype) -> Non
             assert torch.equal(cache.view(torch.uint8), wanted.view(torch.uint8)), buffer.name
         if not static:
             break
+
+
+def test_sources_of_several_sizes() -> None:
+    layout = test_dtypes.layout()
+    names = ["append/T7", "append/dtype1", "append/dtype2", "append/source_fused", "append/edges1", "append/edges2"]
+    report = harness.run(layout, module_of(layout), device="cuda", only=[*names, "gather/dtype1", "gather/dtype2"])
+    assert report.ok, str(report)
