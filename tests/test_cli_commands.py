@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -373,6 +374,15 @@ def test_without_torch(folder):
 
 
 # all of them
+
+
+def test_explanations_fit_the_terminal(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert max(map(len, kvgen("explain", "KV223").out.splitlines())) > 80
+    monkeypatch.setattr(
+        sys.modules["kvgen.cli.explain"], "sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: True))
+    )
+    assert max(map(len, kvgen("explain", "KV223").out.splitlines())) <= 47  # the title is one line
 
 
 def test_version_and_help(folder):

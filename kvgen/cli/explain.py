@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from typing import Annotated
 
 import typer
@@ -21,7 +24,13 @@ def explain(
     entry = ENTRIES.get(code.upper())
     if entry is None:
         raise KvgenError(Diagnostic("KV710", f"no code is called {code}", hint="`kvgen explain` lists them"))
-    typer.echo(f"{code.upper()}: {entry.title}\n\n{entry.cause}")
+    typer.echo(f"{code.upper()}: {entry.title}\n\n{_wrapped(entry.cause)}")
     if entry.example:
         typer.echo("\n" + "\n".join(f"    {line}" for line in entry.example.splitlines()))
-    typer.echo(f"\n{entry.cure}")
+    typer.echo(f"\n{_wrapped(entry.cure)}")
+
+
+def _wrapped(text: str) -> str:
+    """Prose for a terminal of any width; in one line where it goes elsewhere."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, break_on_hyphens=False) if sys.stdout.isatty() else text
