@@ -125,20 +125,20 @@ class Chunk:
 
 
 def shards(heads: int | None, source_ranks: int, destination_ranks: int) -> list[Heads]:
-    """Which heads go from which rank to which. Of ranks that hold the same heads, the first one sends.
+    """Which heads go from which rank to which. Ranks that hold the same heads send in turn.
 
     ``heads`` are those of the model, None for streams without. A rank has heads / ranks of them, or one that several
     ranks share. ValueError where they cannot be dealt evenly.
     """
     if heads is None:
-        return [Heads(min(rank, source_ranks - 1), rank) for rank in range(destination_ranks)]
+        return [Heads(rank % source_ranks, rank) for rank in range(destination_ranks)]
     ours, theirs = heads_of_rank(heads, source_ranks), heads_of_rank(heads, destination_ranks)
-    found = []
+    found, alike = [], max(1, source_ranks // heads)
     for rank in range(destination_ranks):
         first = rank * heads // destination_ranks
         for start in range(first - first % ours, first + theirs, ours):
             low, high = max(start, first), min(start + ours, first + theirs)
-            sender = start * source_ranks // heads
+            sender = start * source_ranks // heads + rank % alike
             found.append(Heads(sender, rank, low - start, low - first, high - low))
     return found
 

@@ -315,7 +315,7 @@ def test_plan_deals_heads_to_ranks() -> None:
     assert f"  key, value: 1 run of {2 * 3 * 2 * 16 * 128 * 2} bytes" in result.out
     facts = json.loads(kvgen("plan", "mla", "mla_split", "--src-tp", 2, "--dst-tp", 4, "--json").out)
     assert [(r["source_rank"], r["destination_rank"], r["heads"]) for r in facts["ranks"]] == [
-        *((0, 0, None), (1, 1, None), (1, 2, None), (1, 3, None))
+        *((0, 0, None), (1, 1, None), (0, 2, None), (1, 3, None))
     ]
 
 
@@ -343,6 +343,12 @@ def test_a_transfer_has_two_layouts_to_plan_for() -> None:
     assert (first["bytes"], first["count"]) == (32768, 4)
     one = kvgen("plan", "paged_nhd")
     assert (one.code, one.err.splitlines()[0]) == (2, "error[KV701]: paged_nhd is one layout")
+
+
+def test_ranks_that_hold_the_same_heads_send_in_turn() -> None:
+    assert [(pair.source_rank, pair.destination_rank) for pair in shards(2, 4, 8)] == [
+        *((0, 0), (1, 1), (0, 2), (1, 3), (2, 4), (3, 5), (2, 6), (3, 7))
+    ]
 
 
 def test_plan_needs_sizes_that_are_numbers(tmp_path) -> None:
