@@ -1510,7 +1510,7 @@ def _append_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         key_scales_ptr
@@ -1538,7 +1538,7 @@ def _append_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         value_scales_ptr
@@ -1606,7 +1606,7 @@ def _append_key_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         key_scales_ptr
@@ -1674,7 +1674,7 @@ def _append_value_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         value_scales_ptr
@@ -1766,7 +1766,7 @@ def _append_positions_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         key_scales_ptr
@@ -1794,7 +1794,7 @@ def _append_positions_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         value_scales_ptr

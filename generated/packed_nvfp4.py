@@ -1090,7 +1090,7 @@ def _append_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1119,7 +1119,7 @@ def _append_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1185,7 +1185,7 @@ def _append_key_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1250,7 +1250,7 @@ def _append_value_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1332,7 +1332,7 @@ def _append_positions_kernel(
     outer = tl.load(key_scale_scale_ptr)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1361,7 +1361,7 @@ def _append_positions_kernel(
     outer = tl.load(value_scale_scale_ptr)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = _ratio(amax, 6.0 * outer)
-    scale = tl.where(scale != scale, 0.0, scale)  # nothing over nothing is nothing
+    scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
         kv_cache_ptr

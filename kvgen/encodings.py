@@ -120,9 +120,11 @@ class Encodings:
                 self._report("KV211", f"codes of {quant.mode} have no zero", "quant", "zero", hint=hint, key=True)
             return None
         if scale is not None and not scale.dynamic:
-            message = f"{quant.mode} with a static scale is not supported by this version of kvgen"
+            message = f"{quant.mode} with a static scale: it goes with a zero, and both are made of the values"
             where = _SCALE if self._written(*_SCALE) else _SCALE[:1]
-            self._report("KV204", message, *where, hint="let the scale vary over `token`, or take mode `int4`")
+            self._report(
+                "KV204", message, *where, hint="let the scale vary over `token`, or take mode `int4`, which has no zero"
+            )
             return None
         kind, dtype, clamped = (spec.kind, spec.dtype, spec.clamped) if spec else ("minimum", None, False)
         if dtype is not None and dtype not in ZERO_DTYPES[kind]:

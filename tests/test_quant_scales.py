@@ -9,10 +9,13 @@ from fractions import Fraction
 import pytest
 import torch
 
+from kvgen import reference
 from kvgen.axes import Axis
 from kvgen.quant import MODES, encode, fp8, int8, mx
 from kvgen.quant.rows import argument_scale, counts, decode_rows, encode_rows, stored_scale
 from kvgen.quant.scales import dynamic_scale, group_amax, load, store
+from kvgen.resolve import load_text
+from tests.generated import module_of
 from tests.quantised import FP8, GRIDS, INF, LARGEST, NAN, bits, encoding_of, hexes, scale_of, stream_of
 
 
@@ -231,3 +234,32 @@ def test_layered_scales() -> None:
     encoding = encoding_of("int8", Axis("layer", 3), Axis("head", 2), dynamic=False)
     tensor = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     assert argument_scale(encoding.scale, tensor, [2, 1], 1).scale.tolist() == [[[3.0], [4.0]]]
+
+
+OUTER = {
+    "nvfp4": "mode: nvfp4",
+    "nvfp4_pow2": "mode: nvfp4, scale: {grid: pow2, encode: exact}",
+    "mxfp8_floor": "mode: mxfp8, scale: {exponent: floor, scale: {per: []}}",
+}
+
+
+@pytest.mark.parametrize("quant", OUTER.values(), ids=OUTER)
+def test_outer_scales_that_are_not_positive(quant: str) -> None:
+    """Kernel and reference agree in bits. Codes are 0, but for e8m0; readers see 0, or NaN where it is no number."""
+    head = "name: outer\naxes: {head: 1, dim: 32}\nblock_size: 8\n"
+    group, exact = ("dim//16", True) if "nvfp4" in quant else ("dim//32", False)
+    buffers = f"buffers: {{cache: {{order: block slot head, fields: [key, {{key.scale: {group}}}]}}}}\n"
+    layout = load_text(f"{head}streams: {{key: {{dtype: float32, quant: {{{quant}}}}}}}\n{buffers}")
+    module, slots = module_of(layout), torch.arange(3)
+    rows = torch.stack([torch.linspace(-3, 5, 32), torch.zeros(32), torch.full((32,), 1e30)]).view(3, 1, 32)
+    for outer in (-1.0, -0.0, 0.0, -INF, INF, NAN, -1e-45, 0.5):
+        caches, given = [module.allocate(1) for _ in range(2)], torch.tensor([outer])
+        module.append(rows, caches[0], slots, given)
+        reference.append(layout, {"key": rows}, {"cache": caches[1]}, slots, scales={"key_scale_scale": given})
+        assert torch.equal(*(cache.view(torch.uint8) for cache in caches)), outer
+        if exact:
+            assert bool(caches[0].view(torch.uint8)[0, 0, 0, :16].any()) is (outer == 0.5)
+        if exact and outer != 0.5:
+            read = module.gather(caches[0], slots, given, dtype=torch.float32)
+            nothing = torch.full_like(read, 0.0 if math.isfinite(outer) else NAN)
+            assert torch.equal(read.nan_to_num(7.0), nothing.nan_to_num(7.0)), outer

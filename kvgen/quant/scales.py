@@ -65,8 +65,9 @@ def _largest(values: Tensor, axes: Sequence[Axis], scale: Scale) -> Tensor:
 def dynamic_scale(scale: Scale, amax: Tensor, outer: Tensor | None = None) -> Dynamic:
     """The scale of groups with those largest magnitudes: amax / range, floored, on its grid, rounded to its type.
 
-    It is counted in ``outer``: that times the range, in float32, divides then. A power of two is found from the
-    quotient's exponent, in float64, where the quotient of two float32 numbers never rounds onto one.
+    It is counted in ``outer``: that times the range, in float32, divides then, and what is not positive is 0 before it
+    is floored. A power of two is found from the quotient's exponent, in float64, where the quotient of two float32
+    numbers never rounds onto one.
     """
     import torch
 
@@ -77,8 +78,8 @@ def dynamic_scale(scale: Scale, amax: Tensor, outer: Tensor | None = None) -> Dy
     if scale.floor_on == "amax":
         amax = torch.maximum(amax, floor)
     exact, quotient = amax / code_range, amax.double() / code_range.double()
-    if outer is not None:  # nothing over nothing is nothing
-        exact, quotient = (torch.where(number.isnan(), 0.0, number) for number in (exact, quotient))
+    if outer is not None:  # nothing over nothing is nothing, nor is what is not positive
+        exact, quotient = (torch.where(number > 0, number, 0.0) for number in (exact, quotient))
     if scale.floor_on == "scale":
         exact, quotient = torch.maximum(exact, floor), torch.maximum(quotient, floor.double())
     exact, quotient = exact.clamp(max=LARGEST["float32"]), quotient.clamp(max=2.0**128)
