@@ -908,9 +908,6 @@ def _transfer_blocks_tile(
     )
 
 
-_EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
-
-
 @triton.jit
 def _to_float32(x):
     return x.to(tl.float32)

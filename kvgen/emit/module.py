@@ -76,12 +76,6 @@ class Module:
     allocate_result: str
     allocations: tuple[Allocation, ...]
     allocation_names: tuple[str, ...]
-    mla: bool
-    casts: bool
-    scaled: bool
-    rotates: bool
-    tabled: bool
-    weighted: bool
     uses_codes: bool
     codes: dict[str, bool]
     fp8: tuple[Fp8, ...]
@@ -89,10 +83,7 @@ class Module:
     packs: tuple[Packing, ...]
     codebooks: tuple[Book, ...]
     several: bool
-    separate: bool
     headless: bool
-    indexed: bool
-    stride_unit: bool
 
 
 def build_module(layout: Layout) -> Module:
@@ -104,7 +95,6 @@ def build_module(layout: Layout) -> Module:
     pages = build_page_functions(layout)
     addressing = _addressing(layout)
     several = len(layout.buffers) > 1
-    checks = {check.function for function in functions for check in function.stages}
     return Module(
         title=f"{layout.name}: {layout.summary}" if layout.summary else layout.name,
         doc=tuple(module_doc(layout)),
@@ -130,12 +120,6 @@ def build_module(layout: Layout) -> Module:
         allocate_result=f": {', '.join(b.name for b in layout.buffers)}" if several else "",
         allocations=tuple(_allocation(layout, buffer) for buffer in layout.buffers),
         allocation_names=tuple(buffer.name for buffer in layout.buffers),
-        mla=layout.mla,
-        casts=layout.mla or any(arg.role == "native" for kernel in kernels for arg in kernel.args),
-        scaled=any(function.scales for function in functions),
-        rotates="_check_positions" in checks,
-        tabled="_check_angles" in checks,
-        weighted="_check_weight" in checks,
         uses_codes=bool(helpers(layout)),
         codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},
         fp8=fp8_formats(helpers(layout)),
@@ -143,10 +127,7 @@ def build_module(layout: Layout) -> Module:
         packs=packings(layout),
         codebooks=codebooks(layout),
         several=any(function.uses["several"] for function in functions),
-        separate=any(function.uses["separate"] for function in functions),
         headless=any(all(a.name != "head" for a in s.axes) for s in streams),
-        indexed=layout.layers is not None or layout.slots.shard is not None,
-        stride_unit=any(kernel.stride_unit > 1 for kernel in kernels),
     )
 
 

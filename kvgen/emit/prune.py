@@ -9,12 +9,12 @@ from collections.abc import Iterator
 def pruned(text: str) -> str:
     """The text of a module without what nothing in its ``__all__`` needs, and without the comments above that.
 
-    Names in capitals stay: they are facts of the layout, for whoever imports the module.
+    Public names in capitals stay: they are facts of the layout, for whoever imports the module.
     """
     statements = ast.parse(text).body
     bound = [set(_bound(statement)) for statement in statements]
     where = {name: i for i, names in enumerate(bound) for name in names}
-    needed = [i for i, names in enumerate(bound) if not names or any(n.isupper() or n == "__all__" for n in names)]
+    needed = [i for i, names in enumerate(bound) if not names or any(_stays(n) for n in names)]
     needed += [where[name] for name in _exports(statements)]
     kept: set[int] = set()
     while needed:
@@ -28,6 +28,10 @@ def pruned(text: str) -> str:
             parts += lines[start : statement.end_lineno]
         start = statement.end_lineno
     return "".join(parts)
+
+
+def _stays(name: str) -> bool:
+    return name == "__all__" or (name.isupper() and not name.startswith("_"))
 
 
 def _exports(statements: list[ast.stmt]) -> list[str]:

@@ -89,21 +89,12 @@ class TransferModule:
     kernels: tuple[TransferKernel, ...]
     kept: tuple[str, ...]  # the functions whose launches are kept
     ops: Ops
-    tables: bool
-    types: bool
-    heads: bool
-    all_layers: bool
-    staged: bool
-    casts: bool
-    scaled: bool
     uses_codes: bool
     codes: dict[str, bool]
     fp8: tuple[Fp8, ...]
     integers: tuple[Integer, ...]
     packs: tuple[Packing, ...]
     codebooks: tuple[Book, ...]
-    indexed: bool
-    stride_unit: bool
 
 
 def build_transfer_module(transfer: Transfer) -> TransferModule:
@@ -113,7 +104,6 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
     coded = {copy.stream for copy in kernels[0].plan.copies if not copy.leaf}
     used = frozenset(name for layout in transfer.sides for name in helpers(layout, coded))
     packs = _packings(transfer, kernels[0])
-    tables = any(side.tables for function in functions for side in function.sides)
     names = ["TRANSFER", *chosen(transfer)]
     names += ["PointerTable"] if "pointer_table" in names else []
     return TransferModule(
@@ -126,21 +116,12 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
         kernels=kernels,
         kept=tuple(function.name for function in functions),
         ops=build_transfer_ops(transfer, functions),
-        tables=tables,
-        types=any(function.dtypes for function in functions),
-        heads=transfer.sharded,
-        all_layers=transfer.layers == "all",
-        staged=any(kernel.schedule.capped.stages > 1 for kernel in kernels),
-        casts=any(kernel.uses["native"] for kernel in kernels),
-        scaled=any(side.scales for function in functions for side in function.sides),
         uses_codes=bool(used or packs),
         codes={name: name in used for name in CODE_FUNCTIONS},
         fp8=fp8_formats(used),
         integers=integers(used),
         packs=packs,
         codebooks=tuple(dict.fromkeys(book for layout in transfer.sides for book in codebooks(layout, coded))),
-        indexed=any(side.layer for function in functions for side in function.sides),
-        stride_unit=any(kernel.uses["stride_unit"] for kernel in kernels),
     )
 
 
