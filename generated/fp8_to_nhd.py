@@ -585,8 +585,6 @@ def _transfer_tile(
         & (dst_slot_number < dst_num_slots)
     )
 
-    # key from src_key_cache to dst_key_cache
-    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = tl.load(
         src_key_cache_ptr
         + src_block[:, None, None] * src_key_cache_stride_block
@@ -597,6 +595,20 @@ def _transfer_tile(
         other=0,
         eviction_policy="evict_first",
     )
+
+    value = tl.load(
+        src_value_cache_ptr
+        + src_block[:, None, None] * src_value_cache_stride_block
+        + src_slot[:, None, None] * src_value_cache_stride_slot
+        + src_heads[None, :, None] * src_value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+
+    # key from src_key_cache to dst_key_cache
+    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = _fp8_e4m3_values(key, NATIVE)
     scale = tl.load(
         src_key_scales_ptr
@@ -623,16 +635,6 @@ def _transfer_tile(
 
     # value from src_value_cache to dst_value_cache
     value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-    value = tl.load(
-        src_value_cache_ptr
-        + src_block[:, None, None] * src_value_cache_stride_block
-        + src_slot[:, None, None] * src_value_cache_stride_slot
-        + src_heads[None, :, None] * src_value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-        other=0,
-        eviction_policy="evict_first",
-    )
     value = _fp8_e4m3_values(value, NATIVE)
     scale = tl.load(
         src_value_scales_ptr
@@ -835,8 +837,6 @@ def _transfer_blocks_tile(
     present = (src_block >= 0) & (src_block < src_num_blocks) & (dst_block >= 0) & (dst_block < dst_num_blocks)
     valid = token < tl.where(present, num_tokens, 0)
 
-    # key from src_key_cache to dst_key_cache
-    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = tl.load(
         src_key_cache_ptr
         + src_block * src_key_cache_stride_block
@@ -847,6 +847,20 @@ def _transfer_blocks_tile(
         other=0,
         eviction_policy="evict_first",
     )
+
+    value = tl.load(
+        src_value_cache_ptr
+        + src_block * src_value_cache_stride_block
+        + src_slot[:, None, None] * src_value_cache_stride_slot
+        + src_heads[None, :, None] * src_value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+
+    # key from src_key_cache to dst_key_cache
+    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = _fp8_e4m3_values(key, NATIVE)
     scale = tl.load(
         src_key_scales_ptr
@@ -873,16 +887,6 @@ def _transfer_blocks_tile(
 
     # value from src_value_cache to dst_value_cache
     value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-    value = tl.load(
-        src_value_cache_ptr
-        + src_block * src_value_cache_stride_block
-        + src_slot[:, None, None] * src_value_cache_stride_slot
-        + src_heads[None, :, None] * src_value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-        other=0,
-        eviction_policy="evict_first",
-    )
     value = _fp8_e4m3_values(value, NATIVE)
     scale = tl.load(
         src_value_scales_ptr

@@ -107,8 +107,8 @@ def transfer(src_cache, dst_host_cache, src_slots, dst_slots, *, programs=PROGRA
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 8 if programs is None else 16
-    stages = 5 if programs is not None and _stages_pay(device) else 1
+    tokens = 8 if programs is None else 32
+    stages = 3 if programs is not None and _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
     if items > 0:
@@ -181,8 +181,8 @@ def transfer_blocks(src_cache, dst_host_cache, src_blocks, dst_blocks, *, num_to
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 8 if programs is None else 16
-    stages = 5 if programs is not None and _stages_pay(device) else 1
+    tokens = 8 if programs is None else 32
+    stages = 3 if programs is not None and _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
     if items > 0:

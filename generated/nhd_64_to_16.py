@@ -187,8 +187,8 @@ def transfer(
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 8
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    tokens = 4 if programs is None else 16
+    stages = 1
     aligned = (
         src_key_cache_table.aligned
         and src_value_cache_table.aligned
@@ -235,7 +235,7 @@ def transfer(
                 src_slots,
                 dst_slots,
                 *numbers,
-                num_warps=8,
+                num_warps=8 if programs is None else 16,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -362,8 +362,8 @@ def transfer_blocks(
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 8
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    tokens = 4 if programs is None else 16
+    stages = 1
     aligned = (
         src_key_cache_table.aligned
         and src_value_cache_table.aligned
@@ -410,7 +410,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=8,
+                num_warps=8 if programs is None else 16,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -1025,11 +1025,6 @@ def _layers(*counts):
     if len(set(counts)) > 1:
         raise ValueError(f"layers: expected one number on both sides, got {' and '.join(map(str, counts))}")
     return counts[0]
-
-
-def _stages_pay(device):
-    """Whether loads of the next tiles go to shared memory meanwhile: elsewhere they take registers."""
-    return device.type == "cuda" and torch.version.hip is None
 
 
 def _covered(num_tokens, src_tokens, dst_tokens):

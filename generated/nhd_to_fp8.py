@@ -215,7 +215,7 @@ def transfer(
                 src_slots,
                 dst_slots,
                 *numbers,
-                num_warps=4 if programs is None else 16,
+                num_warps=4 if programs is None else 8,
                 enable_fp_fusion=False,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
@@ -362,7 +362,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=4 if programs is None else 16,
+                num_warps=4 if programs is None else 8,
                 enable_fp_fusion=False,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
@@ -585,8 +585,6 @@ def _transfer_tile(
         & (dst_slot_number < dst_num_slots)
     )
 
-    # key from src_key_cache to dst_key_cache
-    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = tl.load(
         src_key_cache_ptr
         + src_block[:, None, None] * src_key_cache_stride_block
@@ -597,6 +595,20 @@ def _transfer_tile(
         other=0,
         eviction_policy="evict_first",
     )
+
+    value = tl.load(
+        src_value_cache_ptr
+        + src_block[:, None, None] * src_value_cache_stride_block
+        + src_slot[:, None, None] * src_value_cache_stride_slot
+        + src_heads[None, :, None] * src_value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+
+    # key from src_key_cache to dst_key_cache
+    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = key.to(tl.float32)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
@@ -624,16 +636,6 @@ def _transfer_tile(
 
     # value from src_value_cache to dst_value_cache
     value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-    value = tl.load(
-        src_value_cache_ptr
-        + src_block[:, None, None] * src_value_cache_stride_block
-        + src_slot[:, None, None] * src_value_cache_stride_slot
-        + src_heads[None, :, None] * src_value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-        other=0,
-        eviction_policy="evict_first",
-    )
     value = value.to(tl.float32)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
@@ -837,8 +839,6 @@ def _transfer_blocks_tile(
     present = (src_block >= 0) & (src_block < src_num_blocks) & (dst_block >= 0) & (dst_block < dst_num_blocks)
     valid = token < tl.where(present, num_tokens, 0)
 
-    # key from src_key_cache to dst_key_cache
-    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = tl.load(
         src_key_cache_ptr
         + src_block * src_key_cache_stride_block
@@ -849,6 +849,20 @@ def _transfer_blocks_tile(
         other=0,
         eviction_policy="evict_first",
     )
+
+    value = tl.load(
+        src_value_cache_ptr
+        + src_block * src_value_cache_stride_block
+        + src_slot[:, None, None] * src_value_cache_stride_slot
+        + src_heads[None, :, None] * src_value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+
+    # key from src_key_cache to dst_key_cache
+    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = key.to(tl.float32)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
@@ -876,16 +890,6 @@ def _transfer_blocks_tile(
 
     # value from src_value_cache to dst_value_cache
     value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-    value = tl.load(
-        src_value_cache_ptr
-        + src_block * src_value_cache_stride_block
-        + src_slot[:, None, None] * src_value_cache_stride_slot
-        + src_heads[None, :, None] * src_value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-        other=0,
-        eviction_policy="evict_first",
-    )
     value = value.to(tl.float32)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)

@@ -134,8 +134,8 @@ def transfer(
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 8
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    tokens = 4 if programs is None else 16
+    stages = 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -160,7 +160,13 @@ def transfer(
         )
         with _on(device):
             compiled = _transfer_kernel[grid](
-                src_kv_cache, dst_key_cache, dst_value_cache, src_slots, dst_slots, *numbers, num_warps=8
+                src_kv_cache,
+                dst_key_cache,
+                dst_value_cache,
+                src_slots,
+                dst_slots,
+                *numbers,
+                num_warps=8 if programs is None else 16,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -236,8 +242,8 @@ def transfer_blocks(
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 8
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    tokens = 4 if programs is None else 16
+    stages = 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -262,7 +268,13 @@ def transfer_blocks(
         )
         with _on(device):
             compiled = _transfer_blocks_kernel[grid](
-                src_kv_cache, dst_key_cache, dst_value_cache, src_blocks, dst_blocks, *numbers, num_warps=8
+                src_kv_cache,
+                dst_key_cache,
+                dst_value_cache,
+                src_blocks,
+                dst_blocks,
+                *numbers,
+                num_warps=8 if programs is None else 16,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -762,11 +774,6 @@ def _check_heads(src_head, dst_head, heads, src_heads, dst_heads):
             raise ValueError(f"heads: expected at most {count}, as {name} counts, got {heads}")
         if head + heads > count:
             raise ValueError(f"{name}: expected at most {count - heads}, with {heads} of {count} heads, got {head}")
-
-
-def _stages_pay(device):
-    """Whether loads of the next tiles go to shared memory meanwhile: elsewhere they take registers."""
-    return device.type == "cuda" and torch.version.hip is None
 
 
 def _covered(num_tokens, src_tokens, dst_tokens):

@@ -2,14 +2,14 @@
 
 A tile has some tokens and all heads. Where one side has ``slot`` as its fastest axis the tile is wide enough along the
 tokens for whole sectors there; what one side reads along ``dim`` and the other writes along ``slot`` is turned in
-between. A few programs that stride over all the work take larger tiles, and load the next ones into shared memory while
-they write one: memory is as fast as there are bytes on their way.
+between. A few programs that stride over all the work take larger tiles; where blocks or registers allow none, they load
+the next ones into shared memory while they write one: memory is as fast as there are bytes on their way.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvgen.layout import Layout
 from kvgen.plan import Copy, Plan
@@ -17,13 +17,15 @@ from kvgen.schedule import DYNAMIC_SIDE, SECTOR, VECTOR, Tile, lane, padded_side
 from kvgen.transfer import Transfer, most_together
 
 TILE_BYTES = 8192  # of one stream in a tile: two 16-byte accesses for each thread of 8 warps
-BYTES_PER_WARP = 1024  # of one stream, twice as many where the grid is capped: a tile's addresses cost as much
+BYTES_PER_WARP = 1024  # of one stream, twice as many where values are turned
 ENCODED_VALUES = 2048  # values that are computed with take registers
-ENCODED_PER_WARP = 512
+ENCODED_PER_WARP = 512  # twice as many where the grid is capped
 MOST_TOKENS = 64
-CAPPED_BYTES = 32768  # that a tile reads where the grid is capped
+CAPPED_BYTES = 32768  # of one stream where the grid is capped; of all streams where values are computed with
+FULL_BYTES = 49152  # a tile that reads so many keeps memory busy without those that follow
 STAGED_BYTES = 81920  # of tiles on their way, in shared memory: GPUs have 99 KiB of it for a program at the least
-ASYNC = 4  # bytes of an access that can go there
+STAGED_PER_WARP = 4608  # of all streams
+ASYNC = 4  # bytes of an access that can go to shared memory by itself
 MOST_STAGES = 6
 
 
@@ -67,20 +69,37 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     widest = max(_row(transfer, copy, heads) for copy in plan.copies)
     tiles = tuple(_tile(transfer, copy, groups.get(copy.stream), heads) for copy in plan.copies)
     row = sum(_read(copy, tile) for copy, tile in zip(plan.copies, tiles, strict=True))
-    per_warp = ENCODED_PER_WARP if encoded else BYTES_PER_WARP
+    turned = any(lane(view) == "token" for copy in plan.copies for view in (copy.source, copy.destination))
+    per_warp = ENCODED_PER_WARP if encoded else BYTES_PER_WARP * (2 if turned else 1)
 
-    def program(wanted: int, per_warp: int, most_warps: int, staged: int = 0) -> Program:
+    def program(wanted: int, per_warp: int, most_warps: int) -> Program:
         tokens = padded_side(together) if together > 1 else _tokens(transfer, wanted, least)
-        warps = max(1, min(most_warps, padded_side(math.ceil(tokens * widest / per_warp))))
-        return Program(tokens, warps, max(1, min(MOST_STAGES, 1 + staged // (tokens * row))))
+        return Program(tokens, _warps(tokens * widest, per_warp, most_warps))
 
     plain = program(budget // widest, per_warp, 16 if together > 1 else 8)
-    most = max(plain.tokens * row, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
-    staged = STAGED_BYTES if _narrowest(transfer) >= ASYNC else 0
-    capped = program(most // row, per_warp if encoded else 2 * per_warp, 16, staged)
     if together > 1 or any(worked_on_together(side.stream(name)) for side in transfer.sides for name in groups):
         capped = plain  # registers are short already
+    elif encoded:
+        most = max(plain.tokens * row, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
+        capped = _staged(transfer, plan, program(most // row, 2 * per_warp, 16), row)
+    else:
+        most = max(budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
+        capped = program(most // widest, per_warp, 16)
+        if capped.tokens * row < FULL_BYTES:
+            few = replace(capped, num_warps=_warps(capped.tokens * row, STAGED_PER_WARP, 16))
+            capped = _staged(transfer, plan, few, row)
     return TransferSchedule(plain, capped, heads, tiles, groups, together if together > 1 else None)
+
+
+def _warps(amount: int, per_warp: int, most: int) -> int:
+    return max(1, min(most, padded_side(math.ceil(amount / per_warp))))
+
+
+def _staged(transfer: Transfer, plan: Plan, program: Program, row: int) -> Program:
+    """With as many tiles under way as shared memory has room for, where accesses are wide both ways."""
+    if _narrowest(transfer) < ASYNC or any(lane(copy.source) == "token" for copy in plan.copies):
+        return program
+    return replace(program, stages=max(1, min(MOST_STAGES, 1 + STAGED_BYTES // (program.tokens * row))))
 
 
 def _heads(transfer: Transfer, plan: Plan, budget: int) -> int | None:

@@ -46,7 +46,7 @@ ENDS = {
 """From blocks of 5 to blocks of 6, in all layers."""
 MOVES = ("move_nhd", "move_minor", "move_planar")
 HEADS = ("move_nhd", "move_minor", "move_packed")
-MOVE, MOVE_BLOCKS = "_transfer_kernel", "_transfer_blocks_kernel"
+MOVE, MOVE_TILE, MOVE_BLOCKS = "_transfer_kernel", "_transfer_tile", "_transfer_blocks_tile"
 
 # fmt: off
 PAGES = [
@@ -85,23 +85,23 @@ PAGE_TABLES = [
 ]
 
 TRANSFERS = [
-    Mutant("pair with a negative source moved", MOVES, MOVE, r"src_slot_number >= 0", "src_slot_number >= -1", "transfer/skipped"),
-    Mutant("pair with a negative destination moved", MOVES, MOVE, r"dst_slot_number >= 0", "dst_slot_number >= -1", "transfer/skipped"),
-    Mutant("pair with a source past the pool moved", MOVES, MOVE, r"src_slot_number < src_num_slots", "src_slot_number <= src_num_slots", "transfer/skipped"),
-    Mutant("pair with a destination past the pool moved", MOVES, MOVE, r"dst_slot_number < dst_num_slots", "dst_slot_number <= dst_num_slots", "transfer/skipped"),
-    Mutant("slot of the destination a slot too far", MOVES, MOVE, r"dst_slot = dst_slot_number % DST_BLOCK_SIZE", "dst_slot = (dst_slot_number + 1) % DST_BLOCK_SIZE", "transfer/T7"),
-    Mutant("block size of the other side", MOVES, MOVE, r"DST_BLOCK_SIZE: tl\.constexpr = 6", "DST_BLOCK_SIZE: tl.constexpr = 5", "transfer/T7"),
-    Mutant("destinations in the order of sources", MOVES, MOVE, r"dst_slots_ptr \+ token", "src_slots_ptr + token", "transfer/T7"),
-    Mutant("pointer table indexed from its end", MOVES, MOVE, r"src_(\w+)_table_ptr \+ layer", r"src_\1_table_ptr + num_layers - 1 - layer", "transfer/T7"),
-    Mutant("destination's pointer table indexed by the next layer", MOVES, MOVE, r"dst_(\w+)_table_ptr \+ layer", r"dst_\1_table_ptr + (layer + 1) % num_layers", "transfer/T7"),
-    Mutant("first layer for all", MOVES, MOVE, r"layer = tile % num_layers", "layer = tile % 1", "transfer/T7"),
-    Mutant("layers of one tile each", MOVES, MOVE, r"tile = tile // num_layers", "tile = tile % num_layers", "transfer/capped"),
+    Mutant("pair with a negative source moved", MOVES, MOVE_TILE, r"src_slot_number >= 0", "src_slot_number >= -1", "transfer/skipped"),
+    Mutant("pair with a negative destination moved", MOVES, MOVE_TILE, r"dst_slot_number >= 0", "dst_slot_number >= -1", "transfer/skipped"),
+    Mutant("pair with a source past the pool moved", MOVES, MOVE_TILE, r"src_slot_number < src_num_slots", "src_slot_number <= src_num_slots", "transfer/skipped"),
+    Mutant("pair with a destination past the pool moved", MOVES, MOVE_TILE, r"dst_slot_number < dst_num_slots", "dst_slot_number <= dst_num_slots", "transfer/skipped"),
+    Mutant("slot of the destination a slot too far", MOVES, MOVE_TILE, r"dst_slot = dst_slot_number % DST_BLOCK_SIZE", "dst_slot = (dst_slot_number + 1) % DST_BLOCK_SIZE", "transfer/T7"),
+    Mutant("block size of the other side", MOVES, MOVE_TILE, r"DST_BLOCK_SIZE: tl\.constexpr = 6", "DST_BLOCK_SIZE: tl.constexpr = 5", "transfer/T7"),
+    Mutant("destinations in the order of sources", MOVES, MOVE_TILE, r"dst_slots_ptr \+ token", "src_slots_ptr + token", "transfer/T7"),
+    Mutant("pointer table indexed from its end", MOVES, MOVE_TILE, r"src_(\w+)_table_ptr \+ layer", r"src_\1_table_ptr + num_layers - 1 - layer", "transfer/T7"),
+    Mutant("destination's pointer table indexed by the next layer", MOVES, MOVE_TILE, r"dst_(\w+)_table_ptr \+ layer", r"dst_\1_table_ptr + (layer + 1) % num_layers", "transfer/T7"),
+    Mutant("first layer for all", MOVES, MOVE_TILE, r"layer = tile % num_layers", "layer = tile % 1", "transfer/T7"),
+    Mutant("layers of one tile each", MOVES, MOVE_TILE, r"tile = tile // num_layers", "tile = tile % num_layers", "transfer/capped"),
     Mutant("capped programs skip tiles", MOVES, MOVE, r"item \+= tl\.num_programs\(0\)", "item += tl.num_programs(0) + 1", "transfer/capped"),
-    Mutant("tail of the tokens lost", MOVES, MOVE, r"in_range = token < num_tokens", "in_range = token < num_tokens - 1", "transfer/T7"),
-    Mutant("heads of the destination from the first on", HEADS, MOVE, r"dst_heads = dst_head \+ head", "dst_heads = head", "transfer/heads"),
-    Mutant("all heads of the tile", HEADS, MOVE, r"\(head < HEADS\)", "(head < 3)", "transfer/heads"),
-    Mutant("K for V", HEADS, MOVE, r"(?<=\s)value,(?=\n)", "key,", "transfer/T7"),
-    Mutant("scale field dropped", ("move_planar", "move_codes", "move_scales_minor"), MOVE, r"(?s)tl\.store\(\s*(?:key_scale_ptrs|dst_\w*scale\w*_ptr)(?=[^,]*,\s*key_scale\b.*?mask=)(.*?mask=)", lambda m: m[0] + "False & ", "transfer/T7"),
+    Mutant("tail of the tokens lost", MOVES, MOVE_TILE, r"in_range = token < num_tokens", "in_range = token < num_tokens - 1", "transfer/T7"),
+    Mutant("heads of the destination from the first on", HEADS, MOVE_TILE, r"dst_heads = dst_head \+ head", "dst_heads = head", "transfer/heads"),
+    Mutant("all heads of the tile", HEADS, MOVE_TILE, r"\(head < HEADS\)", "(head < 3)", "transfer/heads"),
+    Mutant("K for V", HEADS, MOVE_TILE, r"(?<=\s)value,(?=\n)", "key,", "transfer/T7"),
+    Mutant("scale field dropped", ("move_planar", "move_codes", "move_scales_minor"), MOVE_TILE, r"(?s)tl\.store\(\s*(?:key_scale_ptrs|dst_\w*scale\w*_ptr)(?=[^,]*,\s*key_scale\b.*?mask=)(.*?mask=)", lambda m: m[0] + "False & ", "transfer/T7"),
     Mutant("block of the destination a block late", MOVES, MOVE_BLOCKS, r"dst_blocks_ptr \+ (token|first) // DST_BLOCK_SIZE", r"dst_blocks_ptr + tl.maximum(\1 // DST_BLOCK_SIZE - 1, 0)", "transfer_blocks/many"),
     Mutant("tokens of the other side's blocks", MOVES, MOVE_BLOCKS, r"src_slot = token % SRC_BLOCK_SIZE", "src_slot = token % DST_BLOCK_SIZE % SRC_BLOCK_SIZE", "transfer_blocks/many"),
     Mutant("tokens past num_tokens moved", MOVES, MOVE_BLOCKS, r"in_range = token < num_tokens", "in_range = token < num_tokens + 1", "transfer_blocks/cut"),

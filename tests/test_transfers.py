@@ -467,14 +467,26 @@ def test_a_planted_fault_in_what_tokens_share_is_noticed(fault: str) -> None:
     assert any(result.difference for result in report.failures), fault
 
 
-def test_programs_of_a_capped_grid_have_several_tiles_under_way() -> None:
+def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
+    wide, narrow = "axes: {head: 8, dim: 128}", "axes: {head: 8, dim: 46}"
+    cases = {
+        "wide": (f"{{layout: paged_nhd, {wide}}}", f"{{layout: paged_hnd, {wide}}}", ""),
+        "narrow": (f"{{layout: paged_nhd, {narrow}}}", f"{{layout: paged_hnd, {narrow}}}", ""),
+        "small blocks": ("mla", "{layout: mla, block_size: 16}", ""),
+        "encoded": ("paged_nhd", "nhd_fp8_token_head", "convert: requantise"),
+        "from slots": ("paged_x_vector", "paged_nhd", ""),
+        "together": ("paged_nhd", "nhd_int4_group", "convert: requantise"),
+    }
     chosen = {}
-    for dim in (128, 46):
-        sides = [f"{{layout: {name}, axes: {{head: 8, dim: {dim}}}}}" for name in ("paged_nhd", "paged_hnd")]
-        what = made(*sides)
+    for name, case in cases.items():
+        what = made(*case)
         schedule = schedule_transfer(what, lower_transfer(what)[0])
-        chosen[dim] = schedule.plain, schedule.capped
+        chosen[name] = schedule.plain, schedule.capped
     assert chosen == {
-        128: (Program(4, 8), Program(8, 8, 3)),
-        46: (Program(8, 8), Program(8, 4, 6)),
+        "wide": (Program(4, 8), Program(16, 16)),
+        "narrow": (Program(8, 8), Program(8, 4, 6)),
+        "small blocks": (Program(8, 8), Program(16, 4, 5)),
+        "encoded": (Program(2, 4), Program(8, 8, 3)),
+        "from slots": (Program(16, 4), Program(16, 4)),
+        "together": (Program(32, 16), Program(32, 16)),
     }

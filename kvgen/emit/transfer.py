@@ -16,7 +16,7 @@ from kvgen.emit.sections import CopyContext, FillContext, Masks, Side
 from kvgen.layout import Layout, Leaf, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Params, Plan, View
-from kvgen.schedule import Schedule, Tile, padded_side
+from kvgen.schedule import Schedule, Tile, padded_side, worked_on_together
 from kvgen.schedule_transfer import TransferSchedule, most_heads, moves_bytes, schedule_transfer
 from kvgen.transfer import Transfer, shared_by_tokens, tokens_together
 
@@ -77,7 +77,8 @@ class KernelSide:
 class TransferKernel:
     """One kernel, ready to print, and what it does with a tile. ``definitions`` are index variables.
 
-    ``groups`` are moves of bytes: all of one are read before any is written, so that more is under way.
+    ``raw`` are the moves of bytes, all of which are read before any is written, so that more is under way; so are those
+    ``coded`` ones, where registers allow.
     """
 
     name: str
@@ -89,7 +90,6 @@ class TransferKernel:
     definitions: tuple[tuple[str, str], ...]
     sides: tuple[KernelSide, ...]
     moves: tuple[Move, ...]
-    groups: tuple[tuple[Move, ...], ...]
     head_tile: int
     step: str  # tokens from one tile to the next
     end: str  # where the tokens of a tile end
@@ -120,6 +120,10 @@ class TransferKernel:
     @property
     def tile_arguments(self) -> str:
         return ", ".join(["item", *(arg.name for arg in self.tile_args)])
+
+    @property
+    def raw(self) -> tuple[Move, ...]:
+        return tuple(move for move in self.moves if move.raw)
 
     @property
     def coded(self) -> tuple[Move, ...]:
@@ -320,7 +324,6 @@ class _Builder:
             definitions=tuple(definitions.items()),
             sides=sides,
             moves=moves,
-            groups=tuple(self._groups(moves)),
             head_tile=self.sched.heads or 1,
             step=str(self.sched.together) if self._padded else "TOKENS",
             end=self._end,
@@ -338,6 +341,8 @@ class _Builder:
                 "divided": self.sched.heads is not None,
                 "stride_unit": any(half.stride_unit > 1 for half in self.halves),
                 "native": self._native(),
+                "reads_first": self._reads_first(),
+                "reads_each": not self._reads_first(),
                 "reads_blocks": any("held" in move.read_masks.load for move in moves),
                 "together": bool(self.destination.group_axes),
             },
@@ -362,19 +367,6 @@ class _Builder:
         """Where a tile begins in its block; whole tiles are told to be aligned, as the compiler does not see it."""
         first = f"first % {block_size}"
         return first if self._padded else f"tl.multiple_of({first}, TOKENS)"
-
-    def _groups(self, moves: tuple[Move, ...]) -> list[tuple[Move, ...]]:
-        """Neighbouring moves of bytes, as many as registers hold; what is turned on its way stands alone."""
-        groups: list[tuple[Move, ...]] = []
-        for move in moves:
-            if not move.raw:
-                continue
-            alone = move.read.runs or move.write.runs
-            if alone or not groups or groups[-1][0].read.runs or groups[-1][0].write.runs:
-                groups.append((move,))
-            else:
-                groups[-1] += (move,)
-        return groups
 
     @property
     def _has_heads(self) -> bool:
@@ -485,6 +477,11 @@ class _Builder:
     def _typed(self, half: Half, copy: Copy, view: View, context: CopyContext, tile: Tile) -> Side:
         side = half.run(context.cache, copy, view, tile)
         return side if context.encoded else replace(side, value_type=self._plain_type(half, view))
+
+    def _reads_first(self) -> bool:
+        """Whether values that are worked on are all read at the beginning: not where they take registers as it is."""
+        streams = [half.layout.stream(c.stream) for half in self.halves for c in self.plan.copies if not c.leaf]
+        return self.sched.together is None and not any(map(worked_on_together, streams))
 
     def _native(self) -> bool:
         encodings = [
