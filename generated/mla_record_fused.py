@@ -286,7 +286,7 @@ def append_fused(query, latent, rope, query_out, cache, slot_mapping, positions,
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 64), (torch.float32, rope.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens, 3)
+        grid = (num_tokens, 2)
         numbers = (
             cos_sin.shape[0],
             num_slots,
@@ -416,7 +416,7 @@ def append_fused_rope(query, rope, query_out, cache, slot_mapping, positions, co
                 query,
                 query_out,
                 *numbers,
-                num_warps=2,
+                num_warps=1,
                 enable_fp_fusion=False,
             )
         _append_fused_rope_kept.keep(compiled, grid, numbers, tensors)
@@ -1375,27 +1375,27 @@ def _append_fused_query(
     query_out_stride_head,
     cos_sin_stride_position,
 ):
-    """Stages of 8 query heads."""
+    """Stages of 16 query heads."""
     QUERY_DIM: tl.constexpr = 64
-    head = part.to(tl.int64) * 8 + tl.arange(0, 8)
+    head = part.to(tl.int64) * 16 + tl.arange(0, 16)
     query_dim = tl.arange(0, QUERY_DIM)
     query_pair = tl.arange(0, 32)
     query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_dim[None, :])
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (8, 32))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (16, 32))
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 32, (8, 32))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 32, (16, 32))
     ).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
-    query, query_partner = tl.split(tl.reshape(query, (8, 32, 2)))
+    query, query_partner = tl.split(tl.reshape(query, (16, 32, 2)))
     query, query_partner = (
         query * query_cos - query_partner * query_sin,
         query_partner * query_cos + query * query_sin,
     )
-    query = tl.reshape(tl.join(query, query_partner), (8, 64))
+    query = tl.reshape(tl.join(query, query_partner), (16, 64))
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_dim[None, :],
         _rounded(query, query_ptr.dtype.element_ty),

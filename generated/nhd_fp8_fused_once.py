@@ -456,7 +456,7 @@ def append_fused(
                 slot_mapping,
                 positions,
                 *numbers,
-                num_warps=8 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -522,7 +522,7 @@ def append_fused_key(key, key_cache, slot_mapping, positions, key_weight, cos_si
                 slot_mapping,
                 positions,
                 *numbers,
-                num_warps=8 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_fused_key_kept.keep(compiled, grid, numbers, tensors)

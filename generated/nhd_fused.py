@@ -303,7 +303,7 @@ def append_fused(key, value, key_cache, value_cache, slot_mapping, positions, ke
                 slot_mapping,
                 positions,
                 *numbers,
-                num_warps=8 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -358,7 +358,7 @@ def append_fused_key(key, key_cache, slot_mapping, positions, key_weight, cos_si
                 slot_mapping,
                 positions,
                 *numbers,
-                num_warps=8 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_fused_key_kept.keep(compiled, grid, numbers, tensors)

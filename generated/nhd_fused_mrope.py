@@ -342,7 +342,7 @@ def append_fused(
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=8 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -417,7 +417,7 @@ def append_fused_key(query, key, query_out, key_cache, slot_mapping, positions, 
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=8 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _append_fused_key_kept.keep(compiled, grid, numbers, tensors)

@@ -284,7 +284,7 @@ def append_fused(qkv, query_out, kv_cache, slot_mapping, positions, key_weight, 
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=8 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -351,7 +351,7 @@ def append_fused_key(qkv, query_out, kv_cache, slot_mapping, positions, key_weig
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=8 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _append_fused_key_kept.keep(compiled, grid, numbers, tensors)

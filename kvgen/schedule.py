@@ -33,7 +33,9 @@ FEW_ENCODED = 256  # the same where values are encoded as they are appended
 SOME_TOKENS = 1024  # up to here more warps a program pay where values are encoded
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 STAGED_VALUES = 1024  # values of one stream that a program works on at the most
-STAGED_PER_WARP = 512  # values a warp works on, a quarter of that with few tokens
+STAGED_PER_WARP = 512  # values a warp works on,
+QUERY_PER_WARP = 1024  # more where there is a query, whose programs are most of them,
+STAGED_FEW = 128  # and few with few tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     worked_on = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
     moved = plan.kind == "append" and not worked_on and not slot_minor
     tokens = wish.tokens or _tokens(layout, slot_minor, worked_on, widest, 2 * row if plan.staged else row, moved)
-    per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
+    staged = STAGED_PER_WARP if plan.query is None else QUERY_PER_WARP
+    per_warp = staged if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
     if moved and tokens > 1:
         per_warp = 512
     if any(worked_on_together(layout.stream(name)) for name in plan.streams):
@@ -91,8 +94,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
-    most_warps, values = (8, STAGED_PER_WARP // 4) if plan.staged else (4, 256)
-    few_warps = max(num_warps, min(most_warps, padded_side(math.ceil(row / values))))
+    few_warps = max(num_warps, min(4, padded_side(math.ceil(row / (STAGED_FEW if plan.staged else 256)))))
     few_warps = num_warps if wish.num_warps or not worked_on else few_warps
     by_count = tokens > 1 and wish.tokens is None and not moved
     few = FEW_ENCODED if plan.kind == "append" and worked_on and not (plan.staged or slot_minor) else FEW_TOKENS
@@ -105,15 +107,15 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
 
 
 def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) -> Schedule:
-    """As many query heads a program as give its warps what those of the KV heads have, and never one alone."""
+    """As many query heads a program as give its warps enough to work on, and never one alone."""
     heads, dim = (axis.extent for axis in layout.stream(plan.query.stream).axes)
     row = found.tokens * padded_side(dim)
-    each = min(padded_side(heads), max(2, found.num_warps * STAGED_PER_WARP // row))
+    each = min(padded_side(heads), max(2, found.num_warps * QUERY_PER_WARP // row))
     tile = _tile(layout, plan, plan.query, found.tokens, each, vector=False)
     found = replace(found, query_heads=each, query_tile=tile)
     if wish.num_warps:
         return found
-    warps = max(found.num_warps, min(8, padded_side(math.ceil(each * row / STAGED_PER_WARP))))
+    warps = max(found.num_warps, min(8, padded_side(math.ceil(each * row / QUERY_PER_WARP))))
     return replace(found, num_warps=warps, few_warps=max(warps, found.few_warps))
 
 

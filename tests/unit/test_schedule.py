@@ -43,6 +43,15 @@ def test_small_rows_share_a_program() -> None:
     assert (found.tokens, found.by_count, found.few, found.num_warps) == (4, True, 256, 2)
 
 
+def test_warps_of_fused_appends() -> None:
+    """With a query a warp has 1024 values, of either kind; with few tokens programs have four warps."""
+    found = chosen("nhd_fused", "append_fused")
+    assert (found.tokens, found.num_warps, found.few_warps, found.query_heads) == (1, 2, 4, 0)
+    for name, heads in (("packed_hnd_fused", 8), ("nhd_fused_mrope", 8), ("mla_record_fused", 16)):
+        found = chosen(name, "append_fused")
+        assert (found.tokens, found.num_warps, found.few_warps, found.query_heads) == (1, 1, 4, heads)
+
+
 def test_rows_that_are_turned_have_registers() -> None:
     found = chosen("nhd_bf16k_turbo4v")
     assert (found.tokens, found.num_warps, found.few_warps) == (1, 2, 4)
