@@ -202,6 +202,9 @@ def _apart(source: Layout, destination: Layout, origin: Spot, spot: Spot, heads:
     sizes = (source.block_size, destination.block_size)
     if (not shared and sizes[0] != sizes[1]) or (shared and any(size % shared[0] for size in sizes)):
         return f"tokens share {spot.leaf}, and blocks of {sizes[0]} and {sizes[1]} tokens do not share it alike"
+    layered = [end for layout, end in ((source, origin), (destination, spot)) if layout.layers]
+    if len(layered) == 1 and len(layered[0].along("layer")) > 1:
+        return f"layers of {spot.leaf} are split, and no one step leads to the next: a kernel must move them"
     whole = all(heads.count in (None, _heads(layout, leaf.stream)) for layout in (source, destination))
     if "head" not in names and not whole and leaf.name != leaf.stream:
         return f"all heads of a rank share {spot.leaf}, and ranks do not have the same heads"

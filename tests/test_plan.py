@@ -252,6 +252,17 @@ def test_splits_of_the_two_sides_need_not_meet(orders: tuple[str, str], sizes: t
     check(*layouts, heads)
 
 
+def test_a_layer_of_split_layers_is_reached_by_no_step() -> None:
+    text = "name: x\naxes: {{head: 2, dim: 4{}}}\nblock_size: 4\nstreams: {{key: {{}}}}\nbuffers: {{c: {{key: {}}}}}\n"
+    split = load_text(text.format(", layer: 4", "layer%2 block slot layer//2 head dim"))
+    one = load_text(text.format("", "block slot head dim"))
+    whole = load_text(text.format(", layer: 4", "layer block slot head dim"))
+    for ends in ((split, one), (one, split)):
+        (problem,) = chunk(*ends).problems
+        assert problem.startswith("layers of key are split, and no one step leads to the next")
+    assert chunk(split, whole).problems == ()
+
+
 def test_a_scale_that_heads_share_does_not_go_apart() -> None:
     (problem, _) = chunk(small("hnd_int8_token", 8), small("hnd_int8_token", 4), Heads(0, 1, 4, 0, 4)).problems
     assert "all heads of a rank share key.scale" in problem
