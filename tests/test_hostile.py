@@ -9,12 +9,16 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kvgen.documents import load_text as load_document
 from kvgen.harness.bench import Bench
 from kvgen.harness.interpreter import exact_widening
 from kvgen.harness.pools import PoolFactory
 from kvgen.layout import Layout
 from kvgen.resolve import load_text
-from tests.generated import module_of, shipped_text
+from tests.generated import ROOT, module_of, shipped_text
+
+# What torch says of such tensors before kvgen has seen them.
+pytestmark = [pytest.mark.filterwarnings(f"ignore:.*{what}:UserWarning") for what in ("FakeTensor", "nested tensors")]
 
 LAYOUTS = {
     "paged_nhd": ("head: 8, dim: 128", "head: 2, dim: 16"),
@@ -84,6 +88,46 @@ def test_is_refused_by_name(name: str, kind: str) -> None:
             if kind not in TOLD_BY_TORCH:  # of two tensors that do not agree, either may be named
                 assert any(word in str(caught.value) for word in args), caught.value
     bench.check(pool)
+
+
+STRIDED = {"all at one address", "every other element"}
+"""What tables of pages and pairs may be: they have any strides."""
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_of_pages_and_transfers_is_refused_by_name(kind: str) -> None:
+    """In every place, before a byte is written."""
+    layout = small("paged_nhd")
+    bench = Bench(layout, module_of(layout), PoolFactory(layout, "cpu", 0), 0, "hostile")
+    pool, other = bench.pool(), bench.pool()
+    path = str(ROOT / "layouts" / "transfers" / "hostile.yaml")
+    ends = "from: {layout: paged_nhd, SIZE}, to: {layout: paged_nhd, SIZE}".replace("SIZE", "axes: {head: 2, dim: 16}")
+    moves = module_of(load_document(f"name: hostile\ntransfer: {{{ends}}}\n", path))
+    blocks, (keys, values), others = torch.tensor([0, 1]), pool.actual.values(), other.actual.values()
+    places = ("src_key_cache", "src_value_cache", "dst_key_cache", "dst_value_cache")
+    sides = dict(zip(places, (keys, values, *others), strict=True))
+    tables = {"req_to_page": torch.arange(6).view(2, 3), "req_pool_indices": blocks, "seq_lens": blocks}
+    calls = {
+        bench.module.copy_blocks: pool.actual | {"pairs": torch.tensor([[0, 1], [2, 3]])},
+        bench.module.zero_blocks: pool.actual | {"blocks": blocks},
+        bench.module.gather_page_table: tables | {"out": torch.zeros(2, 3, dtype=torch.int64)},
+        moves.transfer: sides | {"src_slots": blocks, "dst_slots": blocks},
+        moves.transfer_blocks: sides | {"src_blocks": blocks, "dst_blocks": blocks},
+    }
+    for call, args in calls.items():
+        for argument, tensor in args.items():
+            hostile = REFUSED[kind](tensor)
+            if hostile is None and kind != "nothing":
+                continue
+            if argument in ("pairs", "req_to_page", "out") and (kind in STRIDED or kind == "no elements"):
+                continue
+            errors = (TypeError, ValueError, *([RuntimeError] if kind in TOLD_BY_TORCH else []))
+            with pytest.raises(errors) as caught:
+                call(*(args | {argument: hostile}).values())
+            if kind not in TOLD_BY_TORCH:
+                assert any(word in str(caught.value) for word in args), caught.value
+    bench.check(pool)
+    bench.check(other)
 
 
 @pytest.mark.parametrize("kind", SAME)
