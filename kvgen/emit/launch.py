@@ -153,13 +153,9 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     given = [arg.name.removesuffix("_ptr") for arg in kernel.args if arg.role == "pointer"]
     others = [name for name in OTHERS if name in names] + [f"{name} is None" for name in optional]
     others += unread_kinds([buffer.name for buffer in held if buffer.name not in given])
-    outs = ()
-    if plan.kind == "gather":
-        outs = tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False))
-    words = set(re.findall(r"\w+", " ".join(out.shape + out.dtype for out in outs)))
     sizes = tuple(sizes_of(layout, held))
-    out_sizes = tuple(size for size in sizes if size.name in words)
-    told = {held[0].name, *words, *(size.tensor for size in out_sizes)}
+    outs = _outs(layout, plan, streams)
+    out_sizes, out_tensors = _told(outs, sizes, held)
     return Function(
         name=plan.name,
         summary=summary,
@@ -175,7 +171,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         written=(plan.query.destination.tensor,) if plan.query else (),
         outs=outs,
         out_sizes=out_sizes,
-        out_tensors=tuple((b.name, b.ndim) for b in held if b.name in told) if outs else (),
+        out_tensors=out_tensors,
         count=len(plan.streams),
         first_out=outs[0].name if outs else "",
         out_ndim=len(layout.stream(plan.copies[0].stream).axes) + 1,
@@ -188,7 +184,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         handed=", ".join(arg.value for arg in kernel.args if arg.role in ("pointer", "optional", "index")),
         layered=", layer=layer" if "layer" in names else "",
         kept_layers=f", num_layers={num_layers_name(layout)}" if "layer" in names else "",
-        result=f" {', '.join(out.name for out in outs)}" if plan.kind == "gather" else "",
+        result=f" {', '.join(out.name for out in outs)}" if outs else "",
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"{sched.few_tokens} if num_tokens <= {sched.few} else {sched.tokens}",
         options=_options(kernel.schedule, exact),
@@ -210,6 +206,23 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },
     )
+
+
+def _outs(layout: Layout, plan: Plan, streams: tuple[StreamCheck, ...]) -> tuple[Out, ...]:
+    """What gather makes where it is given none."""
+    if plan.kind != "gather":
+        return ()
+    return tuple(_out(layout, plan, check, copy.stream) for check, copy in zip(streams, plan.copies, strict=False))
+
+
+def _told(
+    outs: tuple[Out, ...], sizes: tuple[Size, ...], held: list[Buffer]
+) -> tuple[tuple[Size, ...], tuple[tuple[str, int], ...]]:
+    """The sizes that these have, and the buffers that tell sizes, types and device, with their dimensions."""
+    words = set(re.findall(r"\w+", " ".join(out.shape + out.dtype for out in outs)))
+    found = tuple(size for size in sizes if size.name in words)
+    words |= {held[0].name, *(size.tensor for size in found)}
+    return found, tuple((buffer.name, buffer.ndim) for buffer in held if outs and buffer.name in words)
 
 
 def unread_kinds(tensors: list[str]) -> list[str]:
