@@ -393,7 +393,7 @@ def copy_blocks(kv_cache, pairs):
         grid = (pairs.shape[0] * programs,)
         numbers = (pairs.stride(0), pairs.stride(1), num_blocks, programs, *kv_cache_page)
         with _on(device):
-            compiled = _copy_blocks_kernel[grid](kv_cache, pairs, *numbers, num_warps=4)
+            compiled = _copy_blocks_kernel[grid](kv_cache, pairs, *numbers, num_warps=2)
         _copy_blocks_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -426,7 +426,7 @@ def zero_blocks(kv_cache, blocks):
         grid = (blocks.shape[0] * programs,)
         numbers = (blocks.stride(0), num_blocks, programs, *kv_cache_page)
         with _on(device):
-            compiled = _zero_blocks_kernel[grid](kv_cache, blocks, *numbers, num_warps=4)
+            compiled = _zero_blocks_kernel[grid](kv_cache, blocks, *numbers, num_warps=2)
         _zero_blocks_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -1488,7 +1488,7 @@ def _page(tensor, offset, size, block, *dims):
             f"a page of {num_runs} separate runs is more than a launch can take: strides {tensor.stride()}"
         )
     width = math.gcd(16, tensor.data_ptr(), offset, size, block, *(stride for _, stride in outer))
-    run, tile = size // width, 1024 // (1 + width // 16)
+    run, tile = size // width, 512 // (1 + width // 16)
     while tensor.device.type == "cpu" and num_runs * run > 8 * tile:  # the interpreter's time goes by programs
         tile *= 2
     columns = tile

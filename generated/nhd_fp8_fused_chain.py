@@ -995,7 +995,7 @@ def copy_blocks(key_cache, value_cache, pairs):
         numbers = (pairs.stride(0), pairs.stride(1), num_blocks, programs, *key_cache_page, *value_cache_page)
         with _on(device):
             compiled = _copy_blocks_kernel[grid](
-                key_cache.view(torch.uint8), value_cache.view(torch.uint8), pairs, *numbers, num_warps=4
+                key_cache.view(torch.uint8), value_cache.view(torch.uint8), pairs, *numbers, num_warps=2
             )
         _copy_blocks_kept.keep(compiled, grid, numbers, tensors)
 
@@ -1046,7 +1046,7 @@ def zero_blocks(key_cache, value_cache, blocks):
         numbers = (blocks.stride(0), num_blocks, programs, *key_cache_page, *value_cache_page)
         with _on(device):
             compiled = _zero_blocks_kernel[grid](
-                key_cache.view(torch.uint8), value_cache.view(torch.uint8), blocks, *numbers, num_warps=4
+                key_cache.view(torch.uint8), value_cache.view(torch.uint8), blocks, *numbers, num_warps=2
             )
         _zero_blocks_kept.keep(compiled, grid, numbers, tensors)
 
@@ -2781,7 +2781,7 @@ def _page(tensor, offset, size, block, *dims):
             f"a page of {num_runs} separate runs is more than a launch can take: strides {tensor.stride()}"
         )
     width = math.gcd(16, tensor.data_ptr(), offset, size, block, *(stride for _, stride in outer))
-    run, tile = size // width, 1024 // (1 + width // 16)
+    run, tile = size // width, 512 // (1 + width // 16)
     while tensor.device.type == "cpu" and num_runs * run > 8 * tile:  # the interpreter's time goes by programs
         tile *= 2
     columns = tile

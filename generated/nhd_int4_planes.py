@@ -920,7 +920,7 @@ def copy_blocks(key_cache, value_cache, key_scales, value_scales, pairs):
         )
         with _on(device):
             compiled = _copy_blocks_kernel[grid](
-                key_cache, value_cache, key_scales, value_scales, pairs, *numbers, num_warps=4
+                key_cache, value_cache, key_scales, value_scales, pairs, *numbers, num_warps=2
             )
         _copy_blocks_kept.keep(compiled, grid, numbers, tensors)
 
@@ -992,7 +992,7 @@ def zero_blocks(key_cache, value_cache, key_scales, value_scales, blocks):
         )
         with _on(device):
             compiled = _zero_blocks_kernel[grid](
-                key_cache, value_cache, key_scales, value_scales, blocks, *numbers, num_warps=4
+                key_cache, value_cache, key_scales, value_scales, blocks, *numbers, num_warps=2
             )
         _zero_blocks_kept.keep(compiled, grid, numbers, tensors)
 
@@ -3408,7 +3408,7 @@ def _page(tensor, offset, size, block, *dims):
             f"a page of {num_runs} separate runs is more than a launch can take: strides {tensor.stride()}"
         )
     width = math.gcd(16, tensor.data_ptr(), offset, size, block, *(stride for _, stride in outer))
-    run, tile = size // width, 1024 // (1 + width // 16)
+    run, tile = size // width, 512 // (1 + width // 16)
     while tensor.device.type == "cpu" and num_runs * run > 8 * tile:  # the interpreter's time goes by programs
         tile *= 2
     columns = tile

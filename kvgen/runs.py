@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 WIDEST = 16  # bytes of the widest access
-TILE_WORDS = 1024  # words of 8 bytes or less that a program moves: 4 warps of four 16-byte accesses
+TILE_WORDS = 512  # words of 8 bytes or less that a program moves: 2 warps of four 16-byte accesses
 SHORTEST = 64  # bytes of a row of a tile at the least, where the run has as many
 
 

@@ -86,7 +86,7 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
         most = max(budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
         capped = program(most // widest, per_warp, 16)
         if capped.tokens * row < FULL_BYTES:
-            few = replace(capped, num_warps=_warps(capped.tokens * row, STAGED_PER_WARP, 16))
+            few = replace(capped, num_warps=_warps(capped.tokens * row, STAGED_PER_WARP // (2 if turned else 1), 16))
             capped = _staged(transfer, plan, few, row)
     return TransferSchedule(plain, capped, heads, tiles, groups, together if together > 1 else None)
 

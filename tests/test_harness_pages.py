@@ -160,7 +160,7 @@ def test_a_dense_page_is_moved_in_16_bytes() -> None:
     (stretch, _) = page_plans(shipped("paged_nhd"))[0].stretches
     programs, block, run, rows, *_, width, tile_rows, columns = pages.compact_numbers(shipped("paged_nhd"), stretch)
     assert (width, run, rows, block) == (16, 2048, 1, 2048)
-    assert (programs, tile_rows, columns) == (4, 1, 512)
+    assert (programs, tile_rows, columns) == (8, 1, 256)
 
 
 @pytest.mark.parametrize(

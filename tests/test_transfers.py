@@ -487,6 +487,6 @@ def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
         "narrow": (Program(8, 8), Program(8, 4, 6)),
         "small blocks": (Program(8, 8), Program(16, 4, 5)),
         "encoded": (Program(2, 4), Program(8, 8, 3)),
-        "from slots": (Program(16, 4), Program(16, 4)),
+        "from slots": (Program(16, 4), Program(16, 8)),
         "together": (Program(32, 16), Program(32, 16)),
     }

@@ -14,7 +14,7 @@ from kvgen.lower import SLOT_NUMBER
 from kvgen.lower_pages import page_plans
 from kvgen.plan import PagePlan, Step, Stretch
 
-NUM_WARPS = 4
+NUM_WARPS = 2
 DYNAMIC_EXTENT = 8
 """What kernels are compiled for where an extent is known at launch."""
 
