@@ -183,7 +183,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
@@ -227,7 +227,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
                 key_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
@@ -271,7 +271,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
@@ -343,7 +343,7 @@ def append_positions(
                 positions,
                 request_ids,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
@@ -2400,12 +2400,12 @@ def _normal(scale):
 
     The power is 0 where the scale is 0 or infinite, and the product 1.
     """
-    size = tl.abs(scale)
-    bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
-    power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-    outside = (size == 0.0) | (size == float("inf"))
-    divisor = tl.where(outside, 1.0, size * power)
-    power = tl.where(outside, 0.0, tl.where(scale < 0.0, power * -1.0, power))
+    bits = scale.to(tl.uint32, bitcast=True)
+    exponent = tl.minimum(tl.maximum(bits & 0x7F800000, 0x00800000), 0x7E800000)
+    power = ((0x7F000000 - exponent) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
+    divisor = scale * power
+    outside = (divisor == 0.0) | (divisor == float("inf"))
+    divisor, power = tl.where(outside, 1.0, divisor), tl.where(outside, power * 0.0, power)
     return power, divisor, tl.div_rn(1.0, divisor)
 
 

@@ -2138,12 +2138,12 @@ def _normal(scale):
 
     The power is 0 where the scale is 0 or infinite, and the product 1.
     """
-    size = tl.abs(scale)
-    bits = tl.minimum(tl.maximum(size.to(tl.uint32, bitcast=True) & 0x7F800000, 0x00800000), 0x7E800000)
-    power = (0x7F000000 - bits).to(tl.float32, bitcast=True)
-    outside = (size == 0.0) | (size == float("inf"))
-    divisor = tl.where(outside, 1.0, size * power)
-    power = tl.where(outside, 0.0, tl.where(scale < 0.0, power * -1.0, power))
+    bits = scale.to(tl.uint32, bitcast=True)
+    exponent = tl.minimum(tl.maximum(bits & 0x7F800000, 0x00800000), 0x7E800000)
+    power = ((0x7F000000 - exponent) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
+    divisor = scale * power
+    outside = (divisor == 0.0) | (divisor == float("inf"))
+    divisor, power = tl.where(outside, 1.0, divisor), tl.where(outside, power * 0.0, power)
     return power, divisor, tl.div_rn(1.0, divisor)
 
 

@@ -1063,9 +1063,9 @@ def _append_kernel(
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    chosen = _turbo2_codes(value * _stretch(amax, 1.510418))
+    chosen, chosen_squares = _turbo2_codes(value * _stretch(amax, 1.510418))
     squares = _sum_of_squares(_magnitude(value), 64)
-    chosen_squares = _sum_of_squares(_turbo2_values(chosen), 64)
+    chosen_squares = _sum_of_squares(chosen_squares, 64)
     value = chosen
     value = _pack_2(tl.reshape(value, (8, 32, 2, 2)))
     tl.store(
@@ -1172,9 +1172,9 @@ def _append_value_kernel(
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    chosen = _turbo2_codes(value * _stretch(amax, 1.510418))
+    chosen, chosen_squares = _turbo2_codes(value * _stretch(amax, 1.510418))
     squares = _sum_of_squares(_magnitude(value), 64)
-    chosen_squares = _sum_of_squares(_turbo2_values(chosen), 64)
+    chosen_squares = _sum_of_squares(chosen_squares, 64)
     value = chosen
     value = _pack_2(tl.reshape(value, (8, 32, 2, 2)))
     tl.store(
@@ -1270,9 +1270,9 @@ def _append_positions_kernel(
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    chosen = _turbo2_codes(value * _stretch(amax, 1.510418))
+    chosen, chosen_squares = _turbo2_codes(value * _stretch(amax, 1.510418))
     squares = _sum_of_squares(_magnitude(value), 64)
-    chosen_squares = _sum_of_squares(_turbo2_values(chosen), 64)
+    chosen_squares = _sum_of_squares(chosen_squares, 64)
     value = chosen
     value = _pack_2(tl.reshape(value, (8, 32, 2, 2)))
     tl.store(
@@ -2228,11 +2228,17 @@ def _hadamard(x, rows: tl.constexpr, dims: tl.constexpr, steps: tl.constexpr, ro
 
 @triton.jit
 def _turbo2_codes(x):
-    """How many of the bounds between centroids are not above x; NaN is 0."""
-    code = (x >= -0.981599).to(tl.uint8)
-    code += (x >= 0.0).to(tl.uint8)
-    code += (x >= 0.981599).to(tl.uint8)
-    return code
+    """How many of the bounds between centroids are not above x, 0 for NaN; and the size of its centroid.
+
+    Bounds lie on both sides of 0: those that a size has reached are counted, or passed where x is below 0.
+    """
+    below = x < 0.0
+    size = tl.abs(x).to(tl.int32, bitcast=True) - below.to(tl.int32)
+    above = size >= 0x3F7B4A12  # 0.981599
+    count = above.to(tl.int32)
+    centroid = tl.where(above, 1.510418, 0.45278)
+    code = tl.where(below, 2 - 1 - count, 2 + count)
+    return tl.where(x != x, 0, code).to(tl.uint8), centroid
 
 
 @triton.jit

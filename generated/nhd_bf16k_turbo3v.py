@@ -1063,9 +1063,9 @@ def _append_kernel(
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    chosen = _turbo3_codes(value * _stretch(amax, 2.151946))
+    chosen, chosen_squares = _turbo3_codes(value * _stretch(amax, 2.151946))
     squares = _sum_of_squares(_magnitude(value), 64)
-    chosen_squares = _sum_of_squares(_turbo3_values(chosen), 64)
+    chosen_squares = _sum_of_squares(chosen_squares, 64)
     value = chosen
     value = _pack_3(tl.reshape(value, (8, 16, 2, 2, 2)))
     value_ptrs = (
@@ -1175,9 +1175,9 @@ def _append_value_kernel(
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    chosen = _turbo3_codes(value * _stretch(amax, 2.151946))
+    chosen, chosen_squares = _turbo3_codes(value * _stretch(amax, 2.151946))
     squares = _sum_of_squares(_magnitude(value), 64)
-    chosen_squares = _sum_of_squares(_turbo3_values(chosen), 64)
+    chosen_squares = _sum_of_squares(chosen_squares, 64)
     value = chosen
     value = _pack_3(tl.reshape(value, (8, 16, 2, 2, 2)))
     value_ptrs = (
@@ -1276,9 +1276,9 @@ def _append_positions_kernel(
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    chosen = _turbo3_codes(value * _stretch(amax, 2.151946))
+    chosen, chosen_squares = _turbo3_codes(value * _stretch(amax, 2.151946))
     squares = _sum_of_squares(_magnitude(value), 64)
-    chosen_squares = _sum_of_squares(_turbo3_values(chosen), 64)
+    chosen_squares = _sum_of_squares(chosen_squares, 64)
     value = chosen
     value = _pack_3(tl.reshape(value, (8, 16, 2, 2, 2)))
     value_ptrs = (
@@ -2244,15 +2244,23 @@ def _hadamard(x, rows: tl.constexpr, dims: tl.constexpr, steps: tl.constexpr, ro
 
 @triton.jit
 def _turbo3_codes(x):
-    """How many of the bounds between centroids are not above x; NaN is 0."""
-    code = (x >= -1.747927).to(tl.uint8)
-    code += (x >= -1.049957).to(tl.uint8)
-    code += (x >= -0.50055).to(tl.uint8)
-    code += (x >= 0.0).to(tl.uint8)
-    code += (x >= 0.50055).to(tl.uint8)
-    code += (x >= 1.049957).to(tl.uint8)
-    code += (x >= 1.747927).to(tl.uint8)
-    return code
+    """How many of the bounds between centroids are not above x, 0 for NaN; and the size of its centroid.
+
+    Bounds lie on both sides of 0: those that a size has reached are counted, or passed where x is below 0.
+    """
+    below = x < 0.0
+    size = tl.abs(x).to(tl.int32, bitcast=True) - below.to(tl.int32)
+    above = size >= 0x3F00240B  # 0.50055
+    count = above.to(tl.int32)
+    centroid = tl.where(above, 0.756005, 0.245094)
+    above = size >= 0x3F8664FE  # 1.049957
+    count += above.to(tl.int32)
+    centroid = tl.where(above, 1.343909, centroid)
+    above = size >= 0x3FDFBC12  # 1.747927
+    count += above.to(tl.int32)
+    centroid = tl.where(above, 2.151946, centroid)
+    code = tl.where(below, 4 - 1 - count, 4 + count)
+    return tl.where(x != x, 0, code).to(tl.uint8), centroid
 
 
 @triton.jit

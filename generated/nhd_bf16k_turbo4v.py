@@ -1063,9 +1063,9 @@ def _append_kernel(
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    chosen = _turbo4_codes(value * _stretch(amax, 2.73259))
+    chosen, chosen_squares = _turbo4_codes(value * _stretch(amax, 2.73259))
     squares = _sum_of_squares(_magnitude(value), 64)
-    chosen_squares = _sum_of_squares(_turbo4_values(chosen), 64)
+    chosen_squares = _sum_of_squares(chosen_squares, 64)
     value = chosen
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
@@ -1172,9 +1172,9 @@ def _append_value_kernel(
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    chosen = _turbo4_codes(value * _stretch(amax, 2.73259))
+    chosen, chosen_squares = _turbo4_codes(value * _stretch(amax, 2.73259))
     squares = _sum_of_squares(_magnitude(value), 64)
-    chosen_squares = _sum_of_squares(_turbo4_values(chosen), 64)
+    chosen_squares = _sum_of_squares(chosen_squares, 64)
     value = chosen
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
@@ -1270,9 +1270,9 @@ def _append_positions_kernel(
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    chosen = _turbo4_codes(value * _stretch(amax, 2.73259))
+    chosen, chosen_squares = _turbo4_codes(value * _stretch(amax, 2.73259))
     squares = _sum_of_squares(_magnitude(value), 64)
-    chosen_squares = _sum_of_squares(_turbo4_values(chosen), 64)
+    chosen_squares = _sum_of_squares(chosen_squares, 64)
     value = chosen
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
@@ -2225,23 +2225,35 @@ def _hadamard(x, rows: tl.constexpr, dims: tl.constexpr, steps: tl.constexpr, ro
 
 @triton.jit
 def _turbo4_codes(x):
-    """How many of the bounds between centroids are not above x; NaN is 0."""
-    code = (x >= -2.400803).to(tl.uint8)
-    code += (x >= -1.843532).to(tl.uint8)
-    code += (x >= -1.437139).to(tl.uint8)
-    code += (x >= -1.099286).to(tl.uint8)
-    code += (x >= -0.79955).to(tl.uint8)
-    code += (x >= -0.522404).to(tl.uint8)
-    code += (x >= -0.258222).to(tl.uint8)
-    code += (x >= 0.0).to(tl.uint8)
-    code += (x >= 0.258222).to(tl.uint8)
-    code += (x >= 0.522404).to(tl.uint8)
-    code += (x >= 0.79955).to(tl.uint8)
-    code += (x >= 1.099286).to(tl.uint8)
-    code += (x >= 1.437139).to(tl.uint8)
-    code += (x >= 1.843532).to(tl.uint8)
-    code += (x >= 2.400803).to(tl.uint8)
-    return code
+    """How many of the bounds between centroids are not above x, 0 for NaN; and the size of its centroid.
+
+    Bounds lie on both sides of 0: those that a size has reached are counted, or passed where x is below 0.
+    """
+    below = x < 0.0
+    size = tl.abs(x).to(tl.int32, bitcast=True) - below.to(tl.int32)
+    above = size >= 0x3E8435AD  # 0.258222
+    count = above.to(tl.int32)
+    centroid = tl.where(above, 0.388048, 0.128395)
+    above = size >= 0x3F05BC45  # 0.522404
+    count += above.to(tl.int32)
+    centroid = tl.where(above, 0.656759, centroid)
+    above = size >= 0x3F4CAF4F  # 0.79955
+    count += above.to(tl.int32)
+    centroid = tl.where(above, 0.94234, centroid)
+    above = size >= 0x3F8CB567  # 1.099286
+    count += above.to(tl.int32)
+    centroid = tl.where(above, 1.256231, centroid)
+    above = size >= 0x3FB7F42C  # 1.437139
+    count += above.to(tl.int32)
+    centroid = tl.where(above, 1.618046, centroid)
+    above = size >= 0x3FEBF8DB  # 1.843532
+    count += above.to(tl.int32)
+    centroid = tl.where(above, 2.069017, centroid)
+    above = size >= 0x4019A6C2  # 2.400803
+    count += above.to(tl.int32)
+    centroid = tl.where(above, 2.73259, centroid)
+    code = tl.where(below, 8 - 1 - count, 8 + count)
+    return tl.where(x != x, 0, code).to(tl.uint8), centroid
 
 
 @triton.jit

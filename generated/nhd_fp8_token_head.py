@@ -206,7 +206,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
@@ -259,7 +259,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
                 key_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
@@ -312,7 +312,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
@@ -401,7 +401,7 @@ def append_positions(
                 positions,
                 request_ids,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)

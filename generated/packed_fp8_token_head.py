@@ -152,7 +152,7 @@ def append(key, value, kv_cache, slot_mapping):
                 kv_cache,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
@@ -189,7 +189,7 @@ def append_key(key, kv_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
-                key, kv_cache, slot_mapping, *numbers, num_warps=4 if num_tokens <= 1024 else 1, enable_fp_fusion=False
+                key, kv_cache, slot_mapping, *numbers, num_warps=4 if num_tokens <= 1024 else 2, enable_fp_fusion=False
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
@@ -229,7 +229,7 @@ def append_value(value, kv_cache, slot_mapping):
                 kv_cache,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
@@ -286,7 +286,7 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
                 positions,
                 request_ids,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)

@@ -81,15 +81,18 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     heads = _heads(layout, plan, wish.heads, slot_minor, most // widest)
     row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
     worked_on = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
+    streams = [layout.stream(name) for name in plan.streams]
     moved = plan.kind == "append" and not worked_on and not slot_minor
     tokens = wish.tokens or _tokens(layout, slot_minor, worked_on, widest, 2 * row if plan.staged else row, moved)
     staged = STAGED_PER_WARP if plan.query is None else QUERY_PER_WARP
     per_warp = staged if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
     if moved and tokens > 1:
         per_warp = 512
-    if any(worked_on_together(layout.stream(name)) for name in plan.streams):
+    if plan.kind == "append" and worked_on and tokens == 1 and not plan.staged and all(map(_by_row, streams)):
+        per_warp = min(per_warp, 512)
+    if any(map(worked_on_together, streams)):
         per_warp = 512 if plan.kind == "append" else 256
-    elif any(_by_channel(layout.stream(name)) for name in plan.streams):
+    elif any(map(_by_channel, streams)):
         per_warp = min(per_warp, 512)
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
@@ -123,6 +126,12 @@ def worked_on_together(stream: Stream) -> bool:
     """Whether all values of a row or a group are at hand at a time: that takes registers."""
     mode = MODES.get(stream.encoding.mode) if stream.encoding else None
     return stream.encoding is not None and (stream.encoding.rotation is not None or (mode is not None and mode.by_norm))
+
+
+def _by_row(stream: Stream) -> bool:
+    """Whether values are moved, or become codes of a byte or more under scales that whole rows share."""
+    mode = MODES.get(stream.encoding.mode) if stream.encoding else None
+    return stream.group is None and (mode is None or mode.bits >= 8)
 
 
 def _by_channel(stream: Stream) -> bool:

@@ -14,13 +14,23 @@ from kvgen.schedule import Tile
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """A bound between centroids: its bits as a float32, how its count is taken in, and the centroids on its sides."""
+
+    value: str
+    bits: str
+    sum: str
+    centroid: str
+    last: str
+
+
+@dataclass(frozen=True, slots=True)
 class Book:
-    """A codebook as its functions print it: the lowest bound and the others, the innermost centroid and the others."""
+    """A codebook as its functions print it: the bounds above 0, the innermost centroid and the others."""
 
     name: str
     half: int
-    first_bound: str
-    bounds: tuple[str, ...]
+    bounds: tuple[Bound, ...]
     innermost: str
     centroids: tuple[tuple[int, str], ...]
 
@@ -33,14 +43,19 @@ def codebooks(layout: Layout, streams: Collection[str] | None = None) -> tuple[B
         Book(
             book.name,
             len(book.centroids),
-            repr(book.all_bounds[0]),
-            tuple(map(repr, book.all_bounds[1:])),
+            tuple(_bound(i, bound, book.centroids) for i, bound in enumerate(book.bounds)),
             repr(book.centroids[0]),
             tuple((i, repr(value)) for i, value in enumerate(book.centroids) if i),
         )
         for book in CODEBOOKS
         if book.name in used
     )
+
+
+def _bound(index: int, value: float, centroids: Sequence[float]) -> Bound:
+    (bits,) = struct.unpack("i", struct.pack("f", value))
+    last = "centroid" if index else repr(centroids[0])
+    return Bound(repr(value), f"0x{bits:X}", "count += " if index else "count = ", repr(centroids[index + 1]), last)
 
 
 def sides(tile: Tile) -> list[str]:
