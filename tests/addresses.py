@@ -85,6 +85,8 @@ def _extents(pools: PoolFactory, layout: Layout, leaf: str) -> dict[str, int]:
     """Extents of what a leaf varies over, in logical order."""
     stream, sizes = layout.stream(layout.leaf(leaf).stream), pools.sizes
     own = {a.name: n for a, n in zip(stream.axes, sizes.stream_shape(layout, stream.name), strict=True)}
+    bits = {a.name: a.extent for a in layout.leaf(leaf).axes if a.name == "bit"}
+    own = {name: n for name, n in own.items() if name != "dim"} | bits | {"dim": own["dim"]}
     whole = {"block": sizes.blocks, "slot": sizes.block_size, "layer": sizes.layers} | own
     varies = {axis.name for axis in layout.leaf(leaf).axes} | ({"layer"} if layout.layers else set())
     return {name: extent for name, extent in whole.items() if name in varies}
@@ -96,7 +98,7 @@ def _dense(found: Found, pools: PoolFactory, layout: Layout, leaf: str) -> np.nd
     if found.part is not None:
         address = address * (int(found.part.max()) + 1) + found.part
     dense = np.broadcast_to(address, [extents.get(a, 1) for a in AXES])
-    dense = dense.transpose([AXES.index(a) for a in ["block", "slot", "layer", "kv", "head", "dim"]])
+    dense = dense.transpose([AXES.index(a) for a in ["block", "slot", "layer", "kv", "head", "bit", "dim"]])
     return dense.reshape(list(extents.values()))
 
 
@@ -144,6 +146,8 @@ def _elements(bench: Bench, sources: dict[str, torch.Tensor]) -> dict[str, torch
         if given is not None and scale.dynamic:
             given = Given(outer=given.scale)
         found |= encode_rows(stream, source, given)
+        for bits in (axis.extent for axis in bench.layout.leaf(name).axes if axis.name == "bit"):
+            found[name] = torch.stack([found[name] >> bit & 1 for bit in range(bits)], dim=-2)
         for part in (scale, stream.encoding.zero) if scale is not None and scale.dynamic else ():
             if part is not None:
                 found[part.name] = spread(scale, found[part.name], stream.axes, source.shape[1:])

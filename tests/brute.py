@@ -23,12 +23,17 @@ GROUPS = {"nvfp4": 16, "turbo2": 16, "turbo3": 16, "turbo4": 16}
 PACKS = {"int4": (2, 1), "uint4": (2, 1), "e2m1": (2, 1), "turbo2": (4, 1), "turbo3": (8, 3), "turbo4": (2, 1)}
 """How many codes share how many bytes. Where these are several, a layout writes ``fields``."""
 ALIASES = {"request": "block", "position": "slot"}
-AXES = ("layer", "block", "slot", "kv", "head", "dim")
+AXES = ("layer", "block", "slot", "kv", "head", "bit", "dim")
+BITS = {"int4": 4, "uint4": 4, "e2m1": 4, "turbo2": 2, "turbo3": 3, "turbo4": 4}
+"""How many bits a code has that an order may name."""
 
 
 @dataclass
 class Found:
-    """Byte addresses ``[layer, block, slot, kv, head, dim]`` of values or padding, extents 1 where nothing varies."""
+    """Byte addresses ``[layer, block, slot, kv, head, bit, dim]`` of values or padding, extents 1 where nothing varies.
+
+    Where an order names the bits of codes, each of them is a value.
+    """
 
     address: np.ndarray
     itemsize: int
@@ -89,6 +94,21 @@ class Brute:
         given = self.stream(name).get("dtype", ["bfloat16", "float16"])
         return [given] if isinstance(given, str) else list(given)
 
+    def apart(self, name: str) -> bool:
+        """Whether the bits of a stream's codes are told apart."""
+
+        def orders(place: Any) -> list[str]:
+            """Orders of the places that the stream lies in, itself included; nothing where it does not."""
+            place = self._normal(place)
+            inner = [found for item in place.get("fields", []) if "pad" not in item for found in orders(item)]
+            return [str(place.get("order", "")), *inner] if inner or name in place.get("holds", []) else []
+
+        return any(re.search(r"\bbit\b", order) for place in self.doc["buffers"].values() for order in orders(place))
+
+    def pack(self, name: str) -> tuple[int, int]:
+        """How many codes share how many bytes: one, or several, or eight bits of codes where they are apart."""
+        return (8, 1) if self.apart(name) else PACKS.get(self.dtypes(name)[0], (1, self.itemsize(name)))
+
     def per(self, name: str) -> dict[str, str]:
         """What a scale varies over: each axis and the term that tells its groups apart."""
         quant = self.stream(name)["quant"]
@@ -110,6 +130,7 @@ class Brute:
         extents = {a: self.extents[a] for a in ("block", "slot")}
         if own.get("head") != "none" and "head" in self.extents:
             extents["head"] = self.extents["head"]
+        extents |= {"bit": BITS[self.dtypes(name)[0]]} if self.apart(name) else {}
         return extents | {"dim": own["dim"] if isinstance(own.get("dim"), int) else self.extents["dim"]}
 
     def buffer(self, name: str, strides: tuple[int, ...] | None = None, start: int = 0) -> Buffer:
@@ -162,7 +183,7 @@ class Brute:
     def _shared(self, place: dict[str, Any], above: list[str]) -> tuple[str, int] | None:
         """The fastest term that tells anything apart, and how many of its codes share bytes; None of whole bytes."""
         leaf = place.get("holds", [""])[0]
-        per = PACKS.get(self.dtypes(leaf)[0], (1,))[0] if leaf else 1
+        per = self.pack(leaf)[0] if leaf else 1
         if per == 1:
             return None
         terms = [term for group in self._written(place, above) for term in group]
@@ -218,8 +239,7 @@ class Brute:
 
     def _pitch(self, place: dict[str, Any], above: list[str]) -> int:
         if "holds" in place:
-            leaf = place["holds"][0]
-            return PACKS.get(self.dtypes(leaf)[0], (1, self.itemsize(leaf)))[1]
+            return self.pack(place["holds"][0])[1]
         align = place.get("align", 1)
         return -(-self._record_size(place, above) // align) * align
 
@@ -263,7 +283,7 @@ class Brute:
                 for shared in (re.fullmatch(r"\((.*)\)//(\d+)", t) for group, _ in steps for t in group):
                     if shared:
                         part = self._values(shared[1], leaf) % int(shared[2])
-                codes, whole = PACKS.get(self.dtypes(leaf)[0], (1, 0))
+                codes, whole = self.pack(leaf)
                 result.values[leaf] = Found(address, self.itemsize(leaf), part=part, bits=8 * whole // codes)
             return
         leaf = next(self._leaves(place))

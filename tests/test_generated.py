@@ -129,6 +129,7 @@ def skeleton(text: str) -> list[str]:
             node.value = ast.Constant(None)
     plain = re.sub(r"\bkvgen_\w+_[0-9a-f]{8}\b", "operators", ast.unparse(tree))  # a namespace with a digest
     plain = re.sub(r"\b[zZ]_", "", plain)
+    plain = re.sub(r"(_mod)\d+\b", r"\1N", plain)  # the stride of a digit of raw codes
     return re.sub(r"\b\d+\b", "N", plain).splitlines()
 
 

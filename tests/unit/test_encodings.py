@@ -160,8 +160,8 @@ def test_what_a_scale_varies_over(per: str, axes: tuple[Axis, ...], stored: bool
     ("mode", "scale", "code"),
     [
         ("fp8_e4m3", "per: head, source: dynamic", "KV213"),
-        ("fp8_e4m3", "per: slot", "KV213"),
-        ("fp8_e4m3", "per: slot head, source: dynamic", "KV213"),
+        ("fp8_e4m3", "per: slot", "KV306"),
+        ("fp8_e4m3", "per: slot head, source: dynamic", "KV306"),
         ("fp8_e4m3", "per: token//5", "KV303"),
         ("fp8_e4m3", "source: static", "KV202"),
         ("fp8_e4m3", "per: block", "KV401"),
