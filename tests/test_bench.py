@@ -674,6 +674,14 @@ def test_json_reads_back_and_has_the_rates():
     assert row["timings"][3]["bytes_per_s"] is None
 
 
+def test_results_of_one_machine_are_one_run():
+    one, other = replace(RUN, rows=RUN.rows[:2]), replace(RUN, rows=RUN.rows[2:], copy_rate=4e12)
+    assert results.merged([one, other]) == RUN
+    for change in ({"device": "NVIDIA B200"}, {"versions": {"kvgen": "0.2.0"}}):
+        with pytest.raises(KvgenError):
+            results.merged([one, replace(other, **change)])
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "rows": [{}]}'])
 def test_other_json_is_refused(text):
     with pytest.raises(KvgenError) as caught:

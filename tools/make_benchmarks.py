@@ -1,6 +1,6 @@
 """Write the tables of the documentation from the results of ``kvgen bench --json``.
 
-``python tools/make_benchmarks.py RESULTS.json [--page docs/benchmarks.md …] [--plot FILE] [--layouts NAME …]``
+``python tools/make_benchmarks.py RESULTS.json … [--page docs/benchmarks.md …] [--plot FILE] [--layouts NAME …]``
 
 A page says where its tables stand, and what is in them; what is between such a pair of lines is replaced:
 
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from kvgen.bench import markdown, table
 from kvgen.bench.plot import plot
-from kvgen.bench.results import Run, from_json
+from kvgen.bench.results import Run, from_json, merged
 from kvgen.bench.targets import sentences
 from kvgen.diagnostics import KvgenError, render_text
 from kvgen.layout import Layout
@@ -84,13 +84,13 @@ def _family(layout: Layout) -> str:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+", help="of one machine; rows of the first stand before others")
     parser.add_argument("--page", type=Path, nargs="+", default=PAGES)
     parser.add_argument("--plot", type=Path, help="draw the appends there")
     parser.add_argument("--layouts", nargs="+", default=(), help="those that are drawn")
     given = parser.parse_args(arguments)
     try:
-        run = from_json(given.results.read_text(encoding="utf-8"), given.results.as_posix())
+        run = merged([from_json(path.read_text(encoding="utf-8"), path.as_posix()) for path in given.results])
         for page in given.page:
             old = page.read_text(encoding="utf-8")
             page.write_text(filled(old, run), encoding="utf-8", newline="\n")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvgen.diagnostics import Diagnostic, KvgenError
@@ -92,6 +92,16 @@ def from_json(text: str, path: str) -> Run:
     except (ValueError, KeyError, TypeError) as error:
         message = f"{path} was not written by `kvgen bench --json`: {error}"
         raise KvgenError(Diagnostic("KV743", message)) from None
+
+
+def merged(runs: Sequence[Run]) -> Run:
+    """One run of several on one machine: the first, and the rows of all. KvgenError if machine or versions differ."""
+    first = runs[0]
+    for run in runs[1:]:
+        if (run.device, run.versions, run.pool_tokens) != (first.device, first.versions, first.pool_tokens):
+            message = f"results of {run.device} and of {first.device} are not of one machine and the same versions"
+            raise KvgenError(Diagnostic("KV743", message))
+    return replace(first, rows=tuple(row for run in runs for row in run.rows))
 
 
 def _row(data: Mapping[str, Any]) -> Row:
