@@ -440,8 +440,12 @@ def test_libraries_are_called_once_before(libraries):
     adapter = lambda task: lambda: called.append((task.function, next(iter(task.streams))))  # noqa: E731
     documents = [shipped(name) for name in ("paged_nhd", "packed_nhd", "mla", "nhd_fused")]
     documents.append(transfer("nhd_to_hnd"))
-    rivals.prepare([Rival("mine", adapter, "1.0"), Rival("torch", adapter)], documents, "cpu")
+    known = [Rival("mine", adapter, "1.0"), Rival("torch", adapter)]
+    rivals.prepare(known, documents, None, "cpu")
     assert sorted(called) == [("append", "key"), ("append", "latent"), ("append_fused", "key")]
+    called.clear()
+    rivals.prepare(known, documents, {"append_fused", "gather"}, "cpu")
+    assert called == [("append_fused", "key")]
 
 
 def test_prompts_of_flashinfer(libraries):

@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -114,21 +115,22 @@ def capped(module: ModuleType, programs: int) -> Rival:
     return Rival(f"{programs} programs", adapter)
 
 
-def prepare(rivals: Sequence[Rival], documents: Sequence[Document], device: str) -> None:
-    """Call the kernels of libraries once, which they may compile only then; several at once.
+def prepare(
+    rivals: Sequence[Rival], documents: Sequence[Document], functions: Collection[str] | None, device: str
+) -> None:
+    """Call the kernels of libraries for ``functions`` (None: all) once, which they may compile only then, in threads.
 
     What goes wrong is left to those who call them again.
     """
     layouts = [document for document in documents if isinstance(document, Layout)]
     tasks = [task for layout in layouts for task in Scene(layout, device, 1).tasks(1, 1)]
     calls: dict[tuple[str, str, int], Call] = {}
-    for rival in rivals:
-        for task in tasks if rival.version else ():
-            for function in ("append", "append_fused") if task.fused else ("append",):
-                with contextlib.suppress(Exception):
-                    if call := rival.adapter(task.of(function)):
-                        axes = next(iter(task.streams.values())).dim()
-                        calls.setdefault((rival.name, function, axes), call)
+    wanted = [name for name in ("append", "append_fused") if functions is None or name in functions]
+    for rival, task, function in product((rival for rival in rivals if rival.version), tasks, wanted):
+        if function == "append" or task.fused:
+            with contextlib.suppress(Exception):
+                if call := rival.adapter(task.of(function)):
+                    calls.setdefault((rival.name, function, next(iter(task.streams.values())).dim()), call)
     with ThreadPoolExecutor(max(len(calls), 1)) as pool:
         for future in [pool.submit(call) for call in calls.values()]:
             with contextlib.suppress(Exception):

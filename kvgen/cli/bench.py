@@ -206,7 +206,7 @@ def _compiled(documents: list[Document], plan: Plan) -> Iterator[tuple[Document,
     jobs = [Job(document, text, *sizes) for document, text in given]
     with compiling(jobs, plan.device):
         if plan.device == "cuda":
-            prepare(plan.rivals, documents, plan.device)
+            prepare(plan.rivals, documents, plan.names, plan.device)
     for document, text in given:
         yield document, runtime.import_module(document.name, text)
 
