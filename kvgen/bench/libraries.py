@@ -63,7 +63,7 @@ def _flashinfer_tables(task: Task) -> tuple[tuple[Tensor, Tensor], tuple[Tensor,
 
 
 def _flashinfer_fused(task: Task) -> Call | None:
-    """RMS norm of key and query, rotary embedding of both, and the append, in launches of their own.
+    """PyTorch's RMS norm of key and query, FlashInfer's rotary embedding of both, and its append, one by one.
 
     The last two are one launch where they make fp8 codes.
     """
@@ -81,7 +81,7 @@ def _flashinfer_fused(task: Task) -> Call | None:
     rest = _flashinfer_rest(task, outs, neox) or _flashinfer_fp8(task, outs, neox)
     if rest is None:
         return None
-    norms = [_flashinfer_norm(steps[s][:-1], fused.parts[s], fused.weights.get(s), outs[s]) for s in staged]
+    norms = [_norm(steps[s][:-1], fused.parts[s], fused.weights.get(s), outs[s]) for s in staged]
 
     def call() -> None:
         for norm in norms:
@@ -136,14 +136,13 @@ def _flashinfer_steps(steps: tuple[Step, ...], dim: int) -> bool:
     return known and len(norms) < 2 and isinstance(rope, Rope) and rope.rotary_dim == dim
 
 
-def _flashinfer_norm(steps: tuple[Step, ...], rows: Tensor, weight: Tensor | None, out: Tensor) -> Call:
-    import flashinfer.norm
-
+def _norm(steps: tuple[Step, ...], rows: Tensor, weight: Tensor | None, out: Tensor) -> Call:
+    """PyTorch's: FlashInfer compiles its own for minutes."""
     if not steps:
         return lambda: out.copy_(rows)
     (norm,) = steps
-    function = flashinfer.norm.gemma_rmsnorm if norm.weight == "plus_one" else flashinfer.norm.rmsnorm
-    return lambda: function(rows, weight, norm.eps, out=out)
+    factor = weight + 1 if norm.weight == "plus_one" else weight
+    return lambda: out.copy_(torch.nn.functional.rms_norm(rows, rows.shape[-1:], factor, norm.eps))
 
 
 def vllm(task: Task) -> Call | None:

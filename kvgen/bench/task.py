@@ -69,6 +69,10 @@ class Task:
     fused: Fused | None
     moved: int = 0
 
+    @property
+    def tokens(self) -> int:
+        return len(self.slots)
+
     def of(self, function: str, moved: int = 0) -> Task:
         """The same tensors for another function, which reads and writes so many bytes."""
         return replace(self, function=function, moved=moved)

@@ -23,7 +23,7 @@ GRAPH_PASSES = 16
 SETTLE = 0.01
 """Seconds of replays before the first that counts, so that clocks settle."""
 
-REPLAYS, REPLAYING = (7, 41), 0.03
+REPLAYS, REPLAYING = (7, 41), 0.02
 """Replays that count, at the least and at the most, and the seconds that those between take."""
 
 HOST_CALLS, HOST_ROUNDS = 100, 7

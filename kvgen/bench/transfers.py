@@ -103,6 +103,10 @@ class TransferTask:
     fused: None = None
     moved: int = 0
 
+    @property
+    def tokens(self) -> int:
+        return len(self.slots[0])
+
     def of(self, function: str, moved: int = 0) -> TransferTask:
         """The same tensors for another function, which reads and writes so many bytes."""
         return replace(self, function=function, moved=moved)
@@ -209,7 +213,7 @@ class TransferScene:
 
 def block_options(task: TransferTask) -> dict[str, Any]:
     """How many tokens are moved, where the lists of blocks may hold more."""
-    tokens = len(task.slots[0])
+    tokens = task.tokens
     held = [len(blocks) * side.sizes.block_size for blocks, side in zip(task.blocks, task.sides, strict=True)]
     return {} if held == [tokens, tokens] else {"num_tokens": tokens}
 

@@ -64,3 +64,9 @@ def test_padding_counts_where_it_is_written():
     layout = load_text(PADDED)
     assert traffic.appended(layout, {"slot": 8}, 1, BF16) == 48 + (4 + 48 + 2 * 2)
     assert traffic.gathered(layout, {"slot": 8}, 1, BF16) == 48 + 48
+
+
+def test_a_transfer_reads_one_place_and_writes_all():
+    layout = load(LAYOUTS / "mla_assembled.yaml")
+    sizes = {"slot": layout.block_size}
+    assert [traffic.one_side(layout, sizes, 3, source=source) for source in (True, False)] == [3 * 1152, 3 * 2 * 1152]
