@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvgen.documents import load, load_text
 from kvgen.emit import render_all, render_layout
 from kvgen.emit.describe import describe
+from tests.generated import module_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = sorted((ROOT / "layouts").glob("*.yaml"))
@@ -213,7 +215,18 @@ def test_pieces_of_what_is_computed_are_pieces_of_integers() -> None:
     text = render_layout(load_text(f"name: odd_scales\n{axes}{scaled}{buffers % 'key, key.scale'}"))
     stores = re.findall(r"bits = scale\.to\(tl\.uint32, bitcast=True\)\n( +bits = .*)?", text)
     assert stores
-    assert all("tl.minimum(bits, 0xFFFFFFFE)" in line for line in stores)
+    assert all("bits = bits ^ tl.program_id(2).to(tl.uint32)" in line for line in stores)
     moved = render_layout(load_text(f"name: odd_rows\n{axes}streams: {{key: {{}}}}\n{buffers % 'key'}"))
     assert "bits = key.to(tl.uint16, bitcast=True)" in moved
-    assert "tl.minimum(bits" not in moved  # a NaN may have all bits set, and keeps them
+    assert "program_id(2)" not in moved
+
+
+def test_a_nan_of_all_bits_keeps_them_at_odd_addresses() -> None:
+    head = "name: odd_nans\naxes: {head: 1, dim: 4}\nblock_size: 2\n"
+    streams = "streams: {key: {dtype: [float32, float16], store: float32}}\n"
+    buffers = "buffers: {cache: {order: block slot head, fields: [{pad: 1}, key]}}\n"
+    module = module_of(load_text(head + streams + buffers))
+    rows = torch.tensor([-1, -2, 0x7FFFFFFF, 0x3F800001], dtype=torch.int32).view(torch.float32)
+    cache = module.allocate(1)
+    module.append(rows.view(1, 1, 4), cache, torch.tensor([1]))
+    assert cache[0, 1, 0, 1:].clone().view(torch.int32).tolist() == rows.view(torch.int32).tolist()

@@ -153,7 +153,6 @@ class Indexing:
             pieces=tuple(Piece(i, 8 * i * view.access) for i in range(1, view.itemsize // view.access)),
             piece_type=f"tl.uint{8 * view.access}",
             bits_type=word_type(view.itemsize),
-            most_bits=hex((1 << 8 * view.itemsize) - 2),
         )
 
     def _stride(self, view: View, stream: str, dim: int, scale: Scale | None = None) -> str:

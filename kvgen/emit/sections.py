@@ -21,7 +21,8 @@ class Side:
 
     Where the tensor holds bytes the pointer is cast to ``value_type``, or values are reached in ``pieces`` of
     ``piece_type`` that make up ``bits_type``. ``run`` is the pointer where the tokens are a run of slots in one block.
-    ``made``: what is written was computed, not moved; no such value has all of its bits set, ``most_bits`` at the most.
+    ``made``: what is written was computed, not moved. Before it is cut in pieces it goes through an operation on
+    integers then that no compiler leaves out: ptxas 12.8 stores the lowest piece of a float as its value.
     """
 
     elements: str
@@ -32,7 +33,6 @@ class Side:
     pieces: tuple[Piece, ...] = ()
     piece_type: str = ""
     bits_type: str = ""
-    most_bits: str = ""
     made: bool = False
     runs: bool = False
     run: str = ""
