@@ -22,11 +22,13 @@ ENCODED_VALUES = 2048  # values that are computed with take registers
 ENCODED_PER_WARP = 512  # twice as many where the grid is capped
 MOST_TOKENS = 64
 CAPPED_BYTES = 32768  # of one stream where the grid is capped; of all streams where values are computed with
+CAPPED_VALUES = 8192  # of one stream
 FULL_BYTES = 49152  # a tile that reads so many keeps memory busy without those that follow
 STAGED_BYTES = 81920  # of tiles on their way, in shared memory: GPUs have 99 KiB of it for a program at the least
 STAGED_PER_WARP = 4608  # of all streams
 ASYNC = 4  # bytes of an access that can go to shared memory by itself
 MOST_STAGES = 6
+FEW_STAGES = 3  # where values are worked on or turned, which takes registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,14 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
         capped = plain  # registers are short already
     elif encoded:
         most = max(plain.tokens * row, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
-        capped = _staged(transfer, plan, program(most // row, 2 * per_warp, 16), row)
+        wanted = min(most // row, CAPPED_VALUES // widest)
+        capped = _staged(transfer, plan, program(wanted, 2 * per_warp, 8), row, FEW_STAGES)
     else:
         most = max(budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
         capped = program(most // widest, per_warp, 16)
         if capped.tokens * row < FULL_BYTES:
             few = replace(capped, num_warps=_warps(capped.tokens * row, STAGED_PER_WARP // (2 if turned else 1), 16))
-            capped = _staged(transfer, plan, few, row)
+            capped = _staged(transfer, plan, few, row, FEW_STAGES if turned else MOST_STAGES)
     return TransferSchedule(plain, capped, heads, tiles, groups, together if together > 1 else None)
 
 
@@ -95,11 +98,11 @@ def _warps(amount: int, per_warp: int, most: int) -> int:
     return max(1, min(most, padded_side(math.ceil(amount / per_warp))))
 
 
-def _staged(transfer: Transfer, plan: Plan, program: Program, row: int) -> Program:
+def _staged(transfer: Transfer, plan: Plan, program: Program, row: int, most: int) -> Program:
     """With as many tiles under way as shared memory has room for, where accesses are wide both ways."""
     if _narrowest(transfer) < ASYNC or any(lane(copy.source) == "token" for copy in plan.copies):
         return program
-    return replace(program, stages=max(1, min(MOST_STAGES, 1 + STAGED_BYTES // (program.tokens * row))))
+    return replace(program, stages=max(1, min(most, 1 + STAGED_BYTES // (program.tokens * row))))
 
 
 def _heads(transfer: Transfer, plan: Plan, budget: int) -> int | None:
