@@ -62,8 +62,8 @@ def sentences(run: Run) -> Iterator[str]:
     )
     if run.add_us:
         yield from _judged(
-            f"An eager append costs its caller {HOST} of `slots.add_(0)` at most",
-            [(row, row.ours.host_us / run.add_us) for row in appends if row.ours.host_us],
+            f"A decode step's eager append costs its caller {HOST} of `slots.add_(0)` at most",
+            [(row, row.ours.host_us / run.add_us) for row in decode if row.ours.host_us],
             lambda part: part <= HOST,
             lambda part: f"{part:.2f}",
             worst=max,
