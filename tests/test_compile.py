@@ -165,7 +165,7 @@ def test_slot_minor_values_are_moved_in_whole_vectors():
         specs[name] = [spec for spec in kernels(what) if spec.label == "_transfer_blocks_kernel"]
     _, report = compile_report.compile_all(texts, specs, ["sm_90"])
     there, back = (report[name]["_transfer_blocks_kernel"]["sm_90"] for name in texts)
-    values = 2 * 16 * 128 // 8 // 256  # vectors of a thread: 2 heads, 16 tokens, 256 threads
+    values = 2 * 16 * 128 // 8 // 128  # vectors of a thread: 2 heads, 16 tokens, 128 threads
     assert there.stores == {"16": 2 * values, "2": 8 * values}  # keys and values, and values of a part of a tile
     assert back.loads == {"16": 2 * values, "8": 2}  # and numbers of blocks; of a part of a tile all is read
 
