@@ -83,8 +83,10 @@ def _module(layout: Layout) -> ModuleType:
 
 def chain(task: Task) -> Callable[[], None] | None:
     """Norm, rotary embedding and append one after the other; None without a table of cosines and sines in one row."""
+    if task.function != "append_fused" or task.fused is None:
+        return None
     fused, fuse = task.fused, task.layout.fuse
-    if task.function != "append_fused" or fused is None or fuse.mrope or "cos_sin" not in fused.tables:
+    if fuse.mrope or "cos_sin" not in fused.tables:
         return None
     launches, parts = [], dict(fused.parts)
     for name, part in fused.parts.items():
