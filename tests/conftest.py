@@ -27,6 +27,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(autouse=True)
+def _memory_is_given_back(request: pytest.FixtureRequest):
+    """Some tests take 16 GiB of a GPU for a while: PyTorch would keep them from the other processes of the run."""
+    yield
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        torch.cuda.empty_cache()
+
+
 def _no_gpu(config: pytest.Config) -> str:
     if config.getoption("markexpr") != "gpu":
         return "kernels are interpreted in this run; `pytest -m gpu` compiles them"
