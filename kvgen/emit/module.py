@@ -11,7 +11,14 @@ from kvgen.emit.docs import module_doc
 from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.launch import Function, build_function, dtypes_name, shape_parts
-from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, num_layers_name, tuple_text
+from kvgen.emit.names import (
+    block_size_name,
+    docstring_line,
+    extent_name,
+    num_blocks_name,
+    num_layers_name,
+    tuple_text,
+)
 from kvgen.emit.ops import Ops, build_ops
 from kvgen.emit.packing import Packing, packings
 from kvgen.emit.pages import PageFunction, PageTable, build_page_functions, build_page_table
@@ -96,7 +103,7 @@ def build_module(layout: Layout) -> Module:
     addressing = _addressing(layout)
     several = len(layout.buffers) > 1
     return Module(
-        title=f"{layout.name}: {layout.summary}" if layout.summary else layout.name,
+        title=docstring_line(f"{layout.name}: {layout.summary}") if layout.summary else layout.name,
         doc=tuple(module_doc(layout)),
         exports=repr(["LAYOUT", *chosen(layout)]),
         constants=tuple(_constants(layout)),

@@ -81,3 +81,9 @@ def dense(layout: Layout, name: str) -> str:
     shape = ", ".join(extent_text(layout, name, axis) for axis in stream.axes)
     kind = f" {stream.dtypes[0]}" if layout.of_leaves and len(stream.dtypes) == 1 else ""
     return f"[T, {shape}]{kind}"
+
+
+def docstring_line(text: str) -> str:
+    """A user's printable text as a line of a docstring, which then says exactly that, spaces at its end too."""
+    spelled = text.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    return f"{spelled[:-1]}\\x20" if spelled.endswith(" ") else spelled

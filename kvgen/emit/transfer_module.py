@@ -10,7 +10,14 @@ from kvgen.emit.args import Arg
 from kvgen.emit.codebook import Book, codebooks
 from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
 from kvgen.emit.launch import BufferCheck, ScaleCheck, Size, scale_check, shape_parts, sizes_of, unread_kinds
-from kvgen.emit.names import block_size_name, extent_name, num_blocks_name, num_layers_name, tuple_text
+from kvgen.emit.names import (
+    block_size_name,
+    docstring_line,
+    extent_name,
+    num_blocks_name,
+    num_layers_name,
+    tuple_text,
+)
 from kvgen.emit.ops import Ops, build_transfer_ops
 from kvgen.emit.packing import Packing, packings
 from kvgen.emit.transfer import TransferKernel, build_transfer_kernel
@@ -107,7 +114,7 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
     names = ["TRANSFER", *chosen(transfer)]
     names += ["PointerTable"] if "pointer_table" in names else []
     return TransferModule(
-        title=f"{transfer.name}: {transfer.summary}" if transfer.summary else transfer.name,
+        title=docstring_line(f"{transfer.name}: {transfer.summary}") if transfer.summary else transfer.name,
         doc=tuple(module_doc(transfer)),
         exports=repr(names),
         constants=tuple(_constants(transfer)),
