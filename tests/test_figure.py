@@ -224,5 +224,10 @@ def test_the_command_prints_or_writes_it(tmp_path) -> None:
     assert (result.code, result.out) == (0, f"wrote {path.as_posix()}\n")
     assert path.read_text() == expected
     assert kvgen("show", "mla", path).code == 2
-    (tmp_path / "file").write_text("")
+    assert kvgen("show", "mla", "--svg", path).code == 0
+    (tmp_path / "file").write_text("name: mine\n")
+    result = kvgen("show", "mla", "--svg", tmp_path / "file")
+    assert (result.code, result.err.partition("]")[0]) == (2, "error[KV709")
+    assert (tmp_path / "file").read_text() == "name: mine\n"
+    assert kvgen("show", "mla", "--svg", "/dev/null").out == ""
     assert "KV702" in kvgen("show", "mla", "--svg", tmp_path / "file" / "mla.svg").err

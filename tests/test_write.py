@@ -2,11 +2,13 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
 from kvgen.diagnostics import KvgenError
-from kvgen.emit.write import MANIFEST, Module, State, apply, digest, survey
+from kvgen.emit.write import MANIFEST, Module, State, apply, digest, survey, write_file
 
 A = Module("a.py", "a = 1\n", digest("layout a"))
 B = Module("b.py", "b = 1\n", digest("layout b"))
@@ -194,6 +196,42 @@ def test_written_files_have_the_usual_permissions(tmp_path):
     plain.write_text("")
     build(tmp_path, A)
     assert (tmp_path / "a.py").stat().st_mode == plain.stat().st_mode
+
+
+def test_a_written_file_keeps_its_permissions_and_a_link_stays_one(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "file").chmod(0o640)
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "dangling").symlink_to("new/file")
+    for name in ("file", "link", "dangling"):
+        write_file(tmp_path / name, name)
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "link"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "new" / "file").read_text() == "dangling"
+
+
+def test_what_is_no_regular_file_is_written_to(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_file(tmp_path / "pipe", "a")
+    write_file(tmp_path / "link", b"b")
+    assert os.read(reader, 9) == b"ab"
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(KvgenError) as caught:
+        write_file(tmp_path, "a")
+    assert [d.code for d in caught.value.diagnostics] == ["KV702"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="not on this system")
+def test_outputs_of_the_process_are_written_to(tmp_path):
+    code = "from pathlib import Path; from kvgen.emit.write import write_file; write_file(Path('/dev/stdout'), 'a')"
+    with (tmp_path / "out").open("a") as out:
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "aa"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"a"
 
 
 def test_windows_line_ends_count_as_an_edit(tmp_path):

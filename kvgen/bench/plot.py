@@ -11,7 +11,7 @@ from typing import Any
 from kvgen.bench.results import OURS, Row, Run
 from kvgen.bench.table import rivals_of
 from kvgen.diagnostics import Diagnostic, KvgenError
-from kvgen.emit.write import write_files
+from kvgen.emit.write import write_file
 
 COLOURS = ("#0b62a4", "#d1671f", "#4a8f3c", "#8a5aa8", "#8c6d1f", "#a33b3b")
 COLUMNS = 3
@@ -35,7 +35,7 @@ def plot(run: Run, path: Path, functions: Sequence[str] = (), layouts: Sequence[
     for row in run.rows:
         if (not functions or row.function in functions) and (not layouts or row.layout in layouts):
             panels.setdefault((row.layout, row.function), []).append(row)
-    write_files(path.parent, {path.name: _draw(run, panels, path.suffix.removeprefix(".") or "svg")})
+    write_file(path, _draw(run, panels, path.suffix.removeprefix(".") or "svg"))
 
 
 def _draw(run: Run, panels: dict[tuple[str, str], list[Row]], kind: str) -> bytes:

@@ -162,6 +162,7 @@ def _measure(
     from kvgen.bench import run, table
     from kvgen.bench.results import Run
     from kvgen.bench.rivals import against, capped
+    from kvgen.emit.write import is_stream
 
     name, versions = run.environment(plan.device, plan.rivals)
     rate = clock.copy_rate() if clock else None
@@ -183,8 +184,10 @@ def _measure(
                 _print(own, rate)
             rows += own
             result = replace(result, rows=tuple(rows))
-            if json_file:
+            if json_file and not is_stream(json_file):
                 _write_json(result, json_file)  # after each layout: a later one may take the process with it
+    if json_file and is_stream(json_file):
+        _write_json(result, json_file)
     return result
 
 
@@ -270,6 +273,6 @@ def _print(rows: list[Row], copy_rate: float | None) -> None:
 
 def _write_json(result: Run, path: Path) -> None:
     from kvgen.bench.results import to_json
-    from kvgen.emit.write import write_files
+    from kvgen.emit.write import write_file
 
-    write_files(path.parent, {path.name: to_json(result)})
+    write_file(path, to_json(result))

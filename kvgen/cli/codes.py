@@ -70,7 +70,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "KV709": Entry(
         title="A file exists already",
-        cause="`kvgen new` never overwrites a file.",
+        cause="`kvgen new` never overwrites a file, and `kvgen show --svg` nothing but an SVG.",
         example="$ kvgen new mine\n$ kvgen new mine",
         cure="Choose another name, or delete the file.",
     ),

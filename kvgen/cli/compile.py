@@ -71,7 +71,7 @@ def _compile(paths: list[str] | None, targets: list[str]) -> tuple[str, Report]:
 
 def _update(path: Path, version: str, report: Report, *, whole: bool) -> None:
     """Record ``report``; of a part of the layouts or targets, beside what the table has of the others."""
-    from kvgen.emit.write import write_files
+    from kvgen.emit.write import write_file
 
     rows: Report = {}
     if not whole:
@@ -82,7 +82,7 @@ def _update(path: Path, version: str, report: Report, *, whole: bool) -> None:
     for layout, kernels in report.items():
         known = rows.get(layout, {})
         rows[layout] = {kernel: known.get(kernel, {}) | by_target for kernel, by_target in kernels.items()}
-    write_files(path.parent, {path.name: compile_report.table_text(version, rows)})
+    write_file(path, compile_report.table_text(version, rows))
 
 
 def _text(version: str, report: Report) -> str:

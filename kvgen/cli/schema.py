@@ -42,6 +42,6 @@ def _check(path: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    from kvgen.emit.write import write_files
+    from kvgen.emit.write import write_file
 
-    write_files(path.parent, {path.name: text})
+    write_file(path, text)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvgen.cli.common import layout_path, load_all
+from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import Layout
 from kvgen.transfer import Transfer
 
@@ -74,12 +75,30 @@ def _check_layers(layout, layers: int | None) -> None:
 
 
 def _draw(what: Layout | Transfer, file: Path | None) -> None:
-    from kvgen.emit.write import write_files
+    from kvgen.emit.write import is_stream, write_file
     from kvgen.figure import figure, transfer_figure
 
     drawn = transfer_figure(what) if isinstance(what, Transfer) else figure(what)
     if file is None:
         typer.echo(drawn, nl=False)
     else:
-        write_files(file.parent, {file.name: drawn})
-        typer.echo(f"wrote {file.as_posix()}")
+        stream = is_stream(file)
+        if not stream:
+            _check_file(file)
+        write_file(file, drawn)
+        if not stream:
+            typer.echo(f"wrote {file.as_posix()}")
+
+
+def _check_file(file: Path) -> None:
+    """Only a picture is written over: FILE is easily taken for the layout's own."""
+    if not file.is_file():
+        return
+    try:
+        with file.open("rb") as old:
+            start = old.read(512).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except OSError as error:
+        raise KvgenError(Diagnostic("KV702", f"{file.as_posix()}: {error.strerror}")) from None
+    if start and not start.startswith((b"<svg", b"<?xml")):
+        message = f"{file.as_posix()} exists already, and is no SVG"
+        raise KvgenError(Diagnostic("KV709", message, hint="choose another name, or delete it"))

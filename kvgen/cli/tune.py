@@ -115,7 +115,7 @@ def _print(layout: Layout, kind: str, tried: list[Trial], choice: Choice) -> Non
 
 def _write(path: Path, layout: Layout, found: dict[str, Choice], remark: str, *, dry_run: bool) -> None:
     from kvgen.edit import schedule_lines, with_schedule
-    from kvgen.emit.write import write_files
+    from kvgen.emit.write import write_file
 
     hints = {kind: getattr(layout.schedule, kind) for kind in ("append", "gather")}
     hints |= {kind: choice.hints or KernelHints() for kind, choice in found.items()}
@@ -123,11 +123,10 @@ def _write(path: Path, layout: Layout, found: dict[str, Choice], remark: str, *,
     if dry_run:
         typer.echo("\n" + ("\n".join(schedule_lines(hints, remark)) or "kvgen's own schedule is the best"))
         return
-    target = path.resolve()  # a link stays one
-    old = target.read_bytes().decode("utf-8")
+    old = path.read_bytes().decode("utf-8")
     new = with_schedule(old, path.as_posix(), hints, remark)
     if new == old:
         typer.echo(f"\n{path.as_posix()} is as it was")
         return
-    write_files(target.parent, {target.name: new})
+    write_file(path, new)
     typer.echo(f"\nwrote {path.as_posix()}; `kvgen build` makes its module anew")

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
@@ -129,6 +130,27 @@ def write_files(folder: Path, texts: Mapping[str, str | bytes]) -> None:
         raise KvgenError(_os_diagnostic(error, folder)) from None
 
 
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write one file where a user wants it: a link stays a link, and what is no regular file is written to."""
+    target = Path(os.path.realpath(path))
+    if not is_stream(path):
+        write_files(target.parent, {target.name: content})
+        return
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND), "wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise KvgenError(_os_diagnostic(error, path)) from None
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is that of a device, a pipe, or an output of this process, which may be a file."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode) or path.absolute().parts[:2] in (("/", "dev"), ("/", "proc"))
+    except OSError:
+        return False
+
+
 def _compare(folder: Path, module: Module, entry: Mapping[str, str] | None) -> Change:
     old = _read(folder / module.file)
     if old is None:
@@ -194,6 +216,8 @@ def _replace_all(folder: Path, texts: Mapping[str, str | bytes]) -> None:
     try:
         for file, text in texts.items():
             temporary[file].write_bytes(text.encode() if isinstance(text, str) else text)
+            with contextlib.suppress(FileNotFoundError):
+                temporary[file].chmod(stat.S_IMODE((folder / file).stat().st_mode))
         for file in texts:
             os.replace(temporary[file], folder / file)
     finally:
