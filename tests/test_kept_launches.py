@@ -383,6 +383,7 @@ KEPT = {
     "paged_nhd": {"append", "append_key", "gather", "zero_blocks", "slot_mapping", "gather_page_table"},
     "cross_layer_nhd": {"append", "append_positions"},  # layers
     "context_parallel_nhd": {"append_positions", "gather_paged"},  # ranks
+    "swa_nhd": {"append_positions", "gather_paged"},  # a remap table behind what may be None
     "mla_fp8": {"gather_codes"},  # bytes read as codes
     "nhd_to_host_layer_first": {"transfer"},  # tables of pointers, heads
     "nhd_to_hnd": {"transfer_blocks"},

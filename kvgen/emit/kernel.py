@@ -455,4 +455,4 @@ class Builder(Staging):
         known = {arg.name for arg in args}
         args += [arg for arg in query.args if arg.name not in known] if query else []
         # What changes from call to call comes first.
-        return sorted(args, key=lambda arg: {"pointer": 0, "optional": 0, "index": 1}.get(arg.role, 2))
+        return sorted(args, key=lambda arg: {"pointer": 0, "optional": 1, "index": 2}.get(arg.role, 3))
