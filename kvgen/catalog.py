@@ -131,7 +131,8 @@ CATALOG: dict[str, Entry] = {
             "Names of layouts, streams, buffers, params and tables become names in generated Python: "
             "identifiers of ASCII letters, digits and `_`; no keywords, no names of axes, of generated "
             "functions or of their other arguments, and each once. The scale of a stream `key` is called `key_scale`, "
-            "its zero `key_zero`."
+            "its zero `key_zero`. A layout is not called like a module of Python's own (`re`, `math`): the modules of "
+            "its neighbours would import it instead."
         ),
         example=(
             "buffers:\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+import sys
 from collections.abc import Iterable
 
 FUNCTIONS = (
@@ -14,6 +15,8 @@ FUNCTIONS = (
 )
 
 AXES = ("block", "slot", "token", "head", "dim", "bit", "kv", "layer", "request", "position")
+
+TWICE = "is given twice"
 
 KEYS = ("holds", "order", "fields", "align", "regions", "pad", "fill")
 
@@ -73,6 +76,13 @@ def objection(name: str) -> str | None:
     return None
 
 
+def module_objection(name: str) -> str | None:
+    """Why a layout or a transfer cannot have a name, or None: beside its module others import Python's own."""
+    if name in sys.stdlib_module_names:
+        return "is the name of a module of Python's own"
+    return objection(name)
+
+
 def argument_objection(name: str, others: Iterable[str] = ()) -> str | None:
     """Why a stream, a buffer or a table cannot have a name beside others: they are arguments of generated functions."""
     if name in AXES and name != "kv":  # the one that no kernel has a variable of
@@ -87,7 +97,7 @@ def argument_objection(name: str, others: Iterable[str] = ()) -> str | None:
         return "is used in generated modules for something else"
     for other in others:
         if name == other:
-            return "is given twice"
+            return TWICE
         if name.casefold() == other.casefold():
             return f"differs from `{other}` in case only"
         if name in (f"append_{other}", f"fused_{other}", f"append_fused_{other}") or (

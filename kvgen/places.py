@@ -114,6 +114,8 @@ class Places:
             self.stored.setdefault(name, []).append(location)
         elif stream in self.known.broken:
             return
+        elif not self.known.leaves:  # no stream at all, which is said elsewhere
+            self.misnamed = True
         elif name in self.known.arguments:
             hint = "in a buffer lie scales that vary over block and slot; leave it out here"
             message = f"`{name}` is static, an argument of the generated functions and nothing that is stored"

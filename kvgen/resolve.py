@@ -14,7 +14,7 @@ from kvgen.functions import objections
 from kvgen.fuse import Fusing
 from kvgen.layout import Buffer, FewHints, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
 from kvgen.limits import LARGEST, too_large
-from kvgen.names import AXES, argument_objection, objection
+from kvgen.names import AXES, TWICE, argument_objection, module_objection, objection
 from kvgen.packing import BITS, pack_of
 from kvgen.places import Known, Places, bits_apart, orders_over
 from kvgen.source import Location, Sequence, Source, parse, read
@@ -142,7 +142,7 @@ class _Resolver:
 
     def names(self) -> None:
         spec = self.spec
-        if ("name",) not in self.wrong and (why := objection(spec.name)):
+        if ("name",) not in self.wrong and (why := module_objection(spec.name)):
             self.report("KV205", f"the layout's name `{spec.name}` {why}", ("name",))
         arguments = [(name, ("streams", name), "stream") for name in spec.streams]
         arguments += [(one.name, ("buffers", one.of), "buffer") for one in self.allocations()]
@@ -151,7 +151,11 @@ class _Resolver:
         for i, (name, location, kind) in enumerate(arguments):
             # Of two that are equal the second is at fault; a name made from another is, wherever it stands.
             others = [other for j, (other, *_) in enumerate(arguments) if j < i or other.casefold() != name.casefold()]
-            if why := argument_objection(name, others):
+            why = argument_objection(name, others)
+            if why == TWICE:
+                first = next(what for other, _, what in arguments if other == name)
+                why = TWICE if first == kind else f"is the name of a {first} already"
+            if why:
                 self.report("KV205", f"the {kind} name `{name}` {why}", location, key=kind != "table")
         for name in spec.params:
             if why := ("is the name of an axis" if name in AXES else objection(name)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
@@ -68,6 +69,12 @@ def shown(value: object) -> str:
     return f"`{text}`" if len(text) <= 40 else f"`{text[:37]}...`"
 
 
+def shown_number(value: object) -> str:
+    """A value where a number is wanted: digits in quotes are text, and a message says so."""
+    quoted = isinstance(value, str) and re.fullmatch(r"[-+]?[0-9.]+", value)
+    return f"the text `{shown(value).strip('`')!r}`" if quoted else shown(value)
+
+
 def spelled(value: object) -> str:
     """A value as a message quotes it; a small list or mapping is written out on one line."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -88,7 +95,7 @@ def number(low: int, high: int = LARGEST, *words: str) -> tuple[PlainValidator, 
         number = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
         if number or (isinstance(value, str) and value in words):
             return value
-        raise fail("KV203", f"expected {expected}, got {shown(value)}")
+        raise fail("KV203", f"expected {expected}, got {shown_number(value)}")
 
     schema: dict[str, Any] = {"type": "integer", "minimum": low, "maximum": high}
     if words:
@@ -102,7 +109,9 @@ def positive() -> tuple[PlainValidator, WithJsonSchema]:
     def check(value: object) -> float:
         if _is_positive(value):
             return float(value)
-        raise fail("KV203", f"expected a number from {SMALLEST_FLOAT:.3g} to {LARGEST_FLOAT:.3g}, got {shown(value)}")
+        raise fail(
+            "KV203", f"expected a number from {SMALLEST_FLOAT:.3g} to {LARGEST_FLOAT:.3g}, got {shown_number(value)}"
+        )
 
     return PlainValidator(check), WithJsonSchema(_POSITIVE_SCHEMA)
 

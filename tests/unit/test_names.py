@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvgen.documents import load
-from kvgen.names import argument_objection, objection
+from kvgen.names import argument_objection, module_objection, objection
 
 ROOT = Path(__file__).parents[2]
 LAYOUTS = sorted((ROOT / "layouts").glob("*.yaml"))
@@ -85,6 +85,12 @@ def test_names_that_are_free(name: str):
 )
 def test_names_no_part_of_a_layout_can_have(name: str, why: str):
     assert objection(name).startswith(why)
+
+
+@pytest.mark.parametrize("name", ["functools", "re", "struct", "json", "token"])
+def test_no_module_hides_one_of_pythons(name: str):
+    assert module_objection(name).startswith("is the name of a module of Python's own")
+    assert module_objection(f"{name}_cache") is None
 
 
 @pytest.mark.parametrize(
