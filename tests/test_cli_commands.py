@@ -101,6 +101,23 @@ def test_list_names_the_layouts_here_too(folder):
     assert kvgen("list", "layouts").out.count("\n") == 2
 
 
+def test_two_files_of_one_name(folder):
+    Path("layouts").mkdir()
+    text = (ROOT / "layouts" / "paged_nhd.yaml").read_text()
+    Path("layouts/a.yaml").write_text(text.replace("paged_nhd", "one"))
+    assert kvgen("show", "one").out == kvgen("show", "layouts/a.yaml").out
+    Path("layouts/b.yaml").write_text(text.replace("paged_nhd", "'one' # too"))
+    taken = "error[KV708]: the name one is taken by layouts/a.yaml"
+    result = kvgen("show", "one")
+    assert (result.code, result.out) == (1, "")
+    assert re.match(rf"layouts/b\.yaml:\d+:1: {re.escape(taken)}\n", result.err)
+    result = kvgen("list")
+    assert result.code == 1
+    assert taken in result.err
+    assert result.out.count("\none ") == 2
+    assert "\npaged_nhd " in result.out
+
+
 # show
 
 

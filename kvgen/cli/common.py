@@ -96,7 +96,7 @@ def _expand(argument: str) -> list[Path]:
 
 
 def layout_path(argument: str) -> Path:
-    """A layout's file, by path or by the name of a shipped layout."""
+    """A layout's file, by path, by the name of a shipped layout, or by the name that a file here gives it."""
     path = Path(argument)
     if os.path.exists(path):
         return path
@@ -105,6 +105,10 @@ def layout_path(argument: str) -> Path:
         return shipped[argument]
     if path.suffix in SUFFIXES or len(path.parts) != 1:
         raise KvgenError(Diagnostic("KV701", f"{path.as_posix()} does not exist"))
+    if named := [path for path in shipped.values() if _says(path, argument)]:
+        if len(named) == 1:
+            return named[0]
+        raise KvgenError(*(_same_name(argument, path, named[0]) for path in named[1:]))
     import difflib
 
     close = difflib.get_close_matches(argument, shipped, n=1)
@@ -126,6 +130,14 @@ def shipped_layouts() -> dict[str, Path]:
 
 def load_all(paths: Iterable[Path]) -> list[tuple[Path, Document]]:
     """Load every layout and transfer; all mistakes in all files are raised together, two of one name among them."""
+    loaded, problems = load_each(paths)
+    if problems:
+        raise KvgenError(*problems)
+    return loaded
+
+
+def load_each(paths: Iterable[Path]) -> tuple[list[tuple[Path, Document]], list[Diagnostic]]:
+    """The layouts and transfers that load, two of one name both, and what is wrong with the files."""
     from kvgen.documents import load
 
     loaded: list[tuple[Path, Document]] = []
@@ -140,12 +152,23 @@ def load_all(paths: Iterable[Path]) -> list[tuple[Path, Document]]:
         # Compared without case: on some file systems Paged.py and paged.py are one file.
         first = names.setdefault(layout.name.casefold(), path)
         if first is not path:
-            message = f"the name {layout.name} is taken by {first.as_posix()}"
-            problems.append(Diagnostic("KV708", message, _name_span(path), "every layout needs a name of its own"))
+            problems.append(_same_name(layout.name, path, first))
         loaded.append((path, layout))
-    if problems:
-        raise KvgenError(*problems)
-    return loaded
+    return loaded, problems
+
+
+def _same_name(name: str, path: Path, first: Path) -> Diagnostic:
+    message = f"the name {name} is taken by {first.as_posix()}"
+    return Diagnostic("KV708", message, _name_span(path), "every layout needs a name of its own")
+
+
+def _says(path: Path, name: str) -> bool:
+    """Whether a file says that this is its name."""
+    try:
+        words = _name_span(path).text.partition("#")[0].split()
+    except (OSError, ValueError):
+        return False
+    return len(words) == 2 and words[1].strip("'\"") == name
 
 
 def only_layouts(documents: Sequence[Document], why: str) -> list[Layout]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvgen.cli.common import PathsArgument, console_width, find_layouts, load_all, shipped_layouts
+from kvgen.cli.common import PathsArgument, console_width, find_layouts, load_each, shipped_layouts
+from kvgen.diagnostics import KvgenError
 from kvgen.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def list_layouts(paths: PathsArgument = None) -> None:
     for column in ("name", "block size", "streams, fused*", "buffers", "bytes a token, layer", "summary"):
         table.add_column(column, justify="right" if column.startswith(("block", "bytes")) else "left", overflow="fold")
     found = find_layouts(paths) if paths else list(shipped_layouts().values())
-    documents = [document for _, document in load_all(found)]
+    loaded, problems = load_each(found)
+    documents = [document for _, document in loaded]
     transfers = [document for document in documents if isinstance(document, Transfer)]
     for layout in documents:
         if isinstance(layout, Transfer):
@@ -45,7 +47,10 @@ def list_layouts(paths: PathsArgument = None) -> None:
             console.print()
         if transfers:
             console.print(_transfers(transfers))
-    typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    if documents:
+        typer.echo("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    if problems:
+        raise KvgenError(*problems)
 
 
 def _transfers(transfers: list[Transfer]) -> Table:
