@@ -336,11 +336,11 @@ def gather_paged(
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_requests, NUM_HEADS, MAX_SEQ_LEN, HEAD_DIM), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_requests, NUM_HEADS, MAX_SEQ_LEN, HEAD_DIM), DTYPES, 1, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", key_out, 3, 0)
     else:
@@ -348,14 +348,14 @@ def gather_paged(
         num_tokens = total_tokens
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_requests * MAX_SEQ_LEN
     if num_tokens > 0:
         grid = (num_tokens,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,

@@ -274,11 +274,11 @@ def gather_paged(
     num_blocks = _size("index_cache", index_cache, 2, 0)
     device = index_cache.device
     _check_buffer("index_cache", index_cache, (num_blocks, 8448), (torch.uint8,), 4, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", key_out, 2, 0)
     else:
@@ -287,7 +287,7 @@ def gather_paged(
     key_out = _check_stream(
         "key_out", key_out, num_tokens, (HEAD_DIM,), (torch.float32, torch.bfloat16, torch.float16), device, exact=True
     )
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -295,7 +295,7 @@ def gather_paged(
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,
@@ -410,11 +410,11 @@ def gather_codes_paged(
     num_blocks = _size("index_cache", index_cache, 2, 0)
     device = index_cache.device
     _check_buffer("index_cache", index_cache, (num_blocks, 8448), (torch.uint8,), 4, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", key_out, 2, 0)
     else:
@@ -426,7 +426,7 @@ def gather_codes_paged(
     key_scale_out = _check_stream(
         "key_scale_out", key_scale_out, num_tokens, (1,), (torch.float32,), device, exact=True
     )
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -434,7 +434,7 @@ def gather_codes_paged(
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,

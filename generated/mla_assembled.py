@@ -328,11 +328,11 @@ def gather_paged(
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", latent_out, 2, 0)
     else:
@@ -342,7 +342,7 @@ def gather_paged(
         "latent_out", latent_out, num_tokens, (LATENT_DIM,), (key_cache.dtype,), device, exact=True
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device, exact=True)
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -350,7 +350,7 @@ def gather_paged(
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,

@@ -414,11 +414,11 @@ def gather_paged(
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device)
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     _check_scale("rope_scale", rope_scale, (1,), torch.float32, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", latent_out, 2, 0)
     else:
@@ -442,7 +442,7 @@ def gather_paged(
         device,
         exact=True,
     )
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -450,7 +450,7 @@ def gather_paged(
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,
@@ -576,11 +576,11 @@ def gather_codes_paged(
     num_blocks = _size("cache", cache, 3, 0)
     device = cache.device
     _check_buffer("cache", cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", latent_out, 2, 0)
     else:
@@ -592,7 +592,7 @@ def gather_codes_paged(
     rope_out = _check_stream(
         "rope_out", rope_out, num_tokens, (64,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -600,7 +600,7 @@ def gather_codes_paged(
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,

@@ -402,11 +402,11 @@ def gather_paged(
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, KEY_DIM), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 72), (torch.uint8,), 1, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", key_out, 3, 0)
     else:
@@ -422,14 +422,14 @@ def gather_paged(
         device,
         exact=True,
     )
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,
@@ -594,11 +594,11 @@ def gather_codes_paged(
         "key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 128), (torch.bfloat16, torch.float16), 1, device
     )
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 72), (torch.uint8,), 1, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", key_out, 3, 0)
     else:
@@ -615,14 +615,14 @@ def gather_codes_paged(
         device,
         exact=True,
     )
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,
@@ -1043,13 +1043,8 @@ def _append_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
-    value = tl.load(
-        value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
-    )
-
     # key to key_cache
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1060,6 +1055,9 @@ def _append_kernel(
     )
 
     # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
+    )
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
@@ -1163,12 +1161,10 @@ def _append_value_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
     value = tl.load(
         value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
     )
-
-    # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
@@ -1250,13 +1246,8 @@ def _append_positions_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
-    value = tl.load(
-        value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
-    )
-
     # key to key_cache
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1267,6 +1258,9 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
+    )
     value = value.to(tl.float32)
     value = _hadamard(value, 8, 128, 7, 0.0883883461356163, (8, 8, 16))
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))

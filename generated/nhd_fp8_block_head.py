@@ -550,11 +550,11 @@ def gather_paged(
     )
     _check_buffer("key_scales", key_scales, (num_blocks, NUM_HEADS), (torch.float32,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks, NUM_HEADS), (torch.float32,), 1, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", key_out, 3, 0)
     else:
@@ -578,14 +578,14 @@ def gather_paged(
         device,
         exact=True,
     )
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,
@@ -807,11 +807,11 @@ def gather_codes_paged(
     )
     _check_buffer("key_scales", key_scales, (num_blocks, NUM_HEADS), (torch.float32,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks, NUM_HEADS), (torch.float32,), 1, device)
-    num_requests = _check_integers("seq_lens", seq_lens, device)
-    _check_integers("cu_seq_lens", cu_seq_lens, device, num_requests + 1)
+    batch_size = _check_integers("seq_lens", seq_lens, device)
+    _check_integers("cu_seq_lens", cu_seq_lens, device, batch_size + 1)
     if starts is not None:
-        _check_integers("starts", starts, device, num_requests)
-    _check_table("block_table", block_table, device, num_requests)
+        _check_integers("starts", starts, device, batch_size)
+    _check_table("block_table", block_table, device, batch_size)
     if total_tokens is None:
         num_tokens = _size("out", key_out, 3, 0)
     else:
@@ -827,14 +827,14 @@ def gather_codes_paged(
     _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 1), (value_scales.dtype,), device, exact=True
     )
-    search_step = 1 << (num_requests + 1).bit_length() - 1
+    search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
-            num_requests,
+            batch_size,
             search_step,
             num_slots,
             num_tokens,

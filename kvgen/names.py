@@ -27,10 +27,10 @@ req_pool_indices req_to_page request_ids requests rotated seq_lens sin slots sta
 """
 
 _VARIABLES = """
-TensorGuards absent amax arguments at before bits block_table_stride blocks_stride chosen chosen_squares column
-columns compiled config contextlib ctypes current_device dim_byte dim_group dim_lane dim_word dims distance driver
-dtypes entering entry exact fake find first first_item first_block first_slot function functools given grid highest
-hooks hosts i
+TensorGuards absent amax arguments at batch_size before bits block_table_stride blocks_stride chosen chosen_squares
+column columns compiled config contextlib ctypes current_device dim_byte dim_group dim_lane dim_word dims distance
+driver dtypes entering entry exact fake find first first_item first_block first_slot function functools given grid
+highest hooks hosts i
 in_range index inside inverse j k_nope k_nope_stride_head k_nope_stride_token k_rope k_rope_stride_token keep kept
 kernel kind kinds known launch least leaving length lowest mask math metadata moved name ndim nearest new nope_dim
 nope_side num_columns num_entries num_out num_out_columns num_pages num_rows num_runs num_slots number numbers offset

@@ -28,8 +28,16 @@ def fill_pool(scene: Scene, module: Any, tasks: Sequence[Task]) -> None:
 
 def outcome(scene: Scene, function: Function, task: Task, call: Callable[[], Any]) -> list[Tensor]:
     """What a call leaves where everything it is to write was poisoned before; tensors of the task or of the call."""
+    _finished()  # host memory is looked at without waiting for what the GPU does to it
     function.prepare(scene, task)
-    return list(function.results(task, call()))
+    results = list(function.results(task, call()))
+    _finished()
+    return results
+
+
+def _finished() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def difference(function: Function, task: Task, expected: Sequence[Tensor], got: Sequence[Tensor]) -> str:

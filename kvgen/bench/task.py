@@ -171,7 +171,8 @@ class Scene:
         if tokens <= FEW:
             slots = self._shuffled(self.sizes.slots, skip, generator)[:tokens]
             return (slots // size)[:, None], slots % size, torch.ones_like(slots)
-        lengths = [min(PROMPT, tokens - at) for at in range(0, tokens, PROMPT)]
+        longest = longest_prompt(self.layout, size)
+        lengths = [min(longest, tokens - at) for at in range(0, tokens, longest)]
         columns = -(-lengths[0] // size)
         blocks = self._shuffled(self.sizes.blocks, None if skip is None else skip // size, generator)
         blocks = blocks[: len(lengths) * columns]
@@ -223,12 +224,18 @@ def bench_sizes(layout: Layout, most: int, pool_tokens: int) -> Sizes:
     interleave = layout.slots.shard.interleave if layout.slots.shard else 1
     block_size = layout.block_size or math.lcm(likely("slot"), interleave)
     layers = 1 if layout.layers is None else layout.layers.extent or likely("layer")
-    prompts, decode = -(-most // PROMPT) * -(-min(most, PROMPT) // block_size), -(-min(most, FEW) // block_size)
+    longest = longest_prompt(layout, block_size)
+    prompts, decode = -(-most // longest) * -(-min(most, longest) // block_size), -(-min(most, FEW) // block_size)
     # One more than tokens take: a block with a slot that nobody may use is left out.
     pairs = 2 * whole_blocks(most, block_size)
     blocks = max(pool_tokens // block_size // layers, prompts + 1, decode + 1, pairs)
     step = steps.get("block", 1)
     return Sizes(-(-blocks // step) * step, block_size, layers, {axis: likely(axis) for axis in ("head", "dim")})
+
+
+def longest_prompt(layout: Layout, block_size: int) -> int:
+    """How many tokens a prompt has at the most: a contiguous cache has one row for each request."""
+    return min(PROMPT, block_size) if layout.contiguous else PROMPT
 
 
 def whole_blocks(tokens: int, block_size: int) -> int:

@@ -147,8 +147,11 @@ class Builder(Staging):
         return tuple(PositionContext(name, offset) for name, offset in zip(names, offsets, strict=True))
 
     def _loads_first(self) -> bool:
-        """Whether all loads come before all work and stores; what is worked on twice is loaded for each."""
-        appends = self.plan.kind == "append"
+        """Whether all loads come before all work and stores; what is worked on twice is loaded for each.
+
+        Codebooks take all the registers there are: values that wait for their turn would be spilled.
+        """
+        appends = self.plan.kind == "append" and not any(map(self._by_norm, self.plan.streams))
         return appends and len(self.plan.streams) == sum(not again for again in self._again())
 
     def _again(self) -> list[bool]:

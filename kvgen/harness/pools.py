@@ -73,6 +73,7 @@ def choose_sizes(layout: Layout) -> Sizes:
     small = Sizes(unit, block_size, layers, dynamic)
     page = sum(math.prod(tensor_shape(layout, b, small)) * b.unit for b in layout.buffers) // unit
     few = next(n for n, budget in ((5, 1 << 20), (3, 1 << 23), (2, math.inf)) if page <= budget)
+    few = max(few, 3) if layout.contiguous else few  # rows of several requests, and one of none
     blocks = -(-few // unit) * unit
     return Sizes(blocks, block_size, layers, dynamic)
 

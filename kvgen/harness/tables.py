@@ -22,7 +22,8 @@ class Tables:
     """A block table ``[R, columns]`` int32 whose live entries are distinct blocks of the pool.
 
     It is a slice of a wider table whose other columns hold live blocks too: reading past a row would find them.
-    The last request has a hole (-1) where there are blocks enough for the others.
+    The last request has a hole (-1) where there are blocks enough for the others. Of the rows of a contiguous cache,
+    the last among them, some have no request.
     """
 
     def __init__(self, bench: Bench) -> None:
@@ -34,6 +35,8 @@ class Tables:
         self.requests = max(2, -(-len(blocks) // self.columns))
         cells = [*blocks, *[-1] * (self.requests * self.columns)][: self.requests * self.columns]
         if bench.layout.contiguous:
+            self.requests = max(2, len(blocks) - 1)
+            cells = [max(blocks), *(block for block in blocks if block != max(blocks))][: self.requests]
             cells[-1] = -1
         self.rows = [cells[r * self.columns : (r + 1) * self.columns] for r in range(self.requests)]
         wide = bench.tensor([b for row in self.rows for b in [*row, blocks[0], blocks[-1], 0]], "int32")
