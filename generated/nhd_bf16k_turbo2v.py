@@ -142,14 +142,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_kernel[grid](
-                key,
-                value,
-                key_cache,
-                value_cache,
-                slot_mapping,
-                *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
-                enable_fp_fusion=False,
+                key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=4, enable_fp_fusion=False
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -218,12 +211,7 @@ def append_value(value, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value,
-                value_cache,
-                slot_mapping,
-                *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
-                enable_fp_fusion=False,
+                value, value_cache, slot_mapping, *numbers, num_warps=4, enable_fp_fusion=False
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
@@ -285,7 +273,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 positions,
                 request_ids,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
+                num_warps=4,
                 enable_fp_fusion=False,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
@@ -884,10 +872,10 @@ def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_nhd_bf16k_turbo2v_f8477cc1.NAME takes what the function takes,
+    torch.ops.kvgen_nhd_bf16k_turbo2v_be28329a.NAME takes what the function takes,
     but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
     """
-    ops = torch.ops.kvgen_nhd_bf16k_turbo2v_f8477cc1
+    ops = torch.ops.kvgen_nhd_bf16k_turbo2v_be28329a
     for schema, function, fake in (
         (
             "append(Tensor key, Tensor value, Tensor(a2!) key_cache, Tensor(a3!) value_cache, Tensor slot_mapping) -> ()",
@@ -937,7 +925,7 @@ def register_ops():
     ):
         name, _, arguments = schema.partition("(")
         if not hasattr(ops, name):
-            name = f"kvgen_nhd_bf16k_turbo2v_f8477cc1::{name}"
+            name = f"kvgen_nhd_bf16k_turbo2v_be28329a::{name}"
             torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(name, "default", function)
             torch.library.register_fake(name, fake)
