@@ -472,3 +472,13 @@ def test_quotients_below_the_normal_numbers_find_their_power(exponent: str, scal
     reference.append(layout, {"key": rows}, {"cache": wanted}, slots)
     assert wanted.any()
     assert torch.equal(made, wanted)
+
+
+def test_one_layer_has_an_index_too() -> None:
+    """It is 0, and another is refused."""
+    axes = "name: one_layer\naxes: {head: 2, dim: 16, layer: 1}\nblock_size: 4\n"
+    layout = load_text(axes + "buffers: {cache: {holds: [key, value], order: block layer kv slot head dim}}\n")
+    wanted = [case.name for case in harness.cases(layout) if "layer" in case.name or case.name.endswith("/T7")]
+    assert sum("refuses_layer" in name for name in wanted) >= 4
+    found = harness.run(layout, module_of(layout), only=wanted)
+    assert found.ok, str(found)

@@ -151,7 +151,9 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     names = [name.partition("=")[0] for name in parameters]
     optional = tuple(arg.value for arg in kernel.args if arg.role == "optional")
     given = [arg.name.removesuffix("_ptr") for arg in kernel.args if arg.role == "pointer"]
-    others = [name for name in OTHERS if name in names] + [f"{name} is None" for name in optional]
+    indexed = any(arg.role == "index" for arg in kernel.args)  # of one layer there is no index to hand over
+    others = [name for name in OTHERS if name in names] + ["layer"] * ("layer" in names and not indexed)
+    others += [f"{name} is None" for name in optional]
     others += unread_kinds([buffer.name for buffer in held if buffer.name not in given])
     sizes = tuple(sizes_of(layout, held))
     outs = _outs(layout, plan, streams)
@@ -182,8 +184,8 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         optional=optional,
         others="".join(f", {other}" for other in others),
         handed=", ".join(arg.value for arg in kernel.args if arg.role in ("pointer", "optional", "index")),
-        layered=", layer=layer" if "layer" in names else "",
-        kept_layers=f", num_layers={num_layers_name(layout)}" if "layer" in names else "",
+        layered=", layer=layer" if indexed else "",
+        kept_layers=f", num_layers={num_layers_name(layout)}" if indexed else "",
         result=f" {', '.join(out.name for out in outs)}" if outs else "",
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"{sched.few_tokens} if num_tokens <= {sched.few} else {sched.tokens}",
@@ -203,6 +205,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         | {
             "several": len(plan.streams) > 1,
             "separate": plan.kind == "append" and len(held) > 1,
+            "layer": "layer" in names,
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },
     )
