@@ -135,7 +135,7 @@ STREAMS = [
     Mutant("padding inside a record forgotten", ("record_planar_minor",), APPEND, r"\+ 64(?=,\n\s+value,)", "+ 60", "append/T1"),
     Mutant("padding not filled", placed("filled"), APPEND, r"(tl\.store\(pad_ptrs, 3, mask=)", r"\1False & ", "append/T1"),
     Mutant("padding filled with another byte", placed("filled"), APPEND, r"tl\.store\(pad_ptrs, 3", "tl.store(pad_ptrs, 0", "append/T1"),
-    Mutant("padding of skipped tokens filled", placed("filled"), APPEND, r"(tl\.store\(pad_ptrs, 3, mask=)valid", r"\1(slot_number >= -1) & (slot_number < num_slots)", "append/skipped"),
+    Mutant("padding of skipped tokens filled", placed("filled"), APPEND, r"(?s)(    block = slot_number // BLOCK_SIZE.*?tl\.store\(pad_ptrs, 3, mask=)valid", r"    slot_number = tl.where(valid, slot_number, num_slots - 3)\n\1(slot_number >= 0)", "append/skipped"),
 ]
 
 READS = [
