@@ -110,7 +110,7 @@ def renamed(text: str) -> str:
     text = re.sub(r"^block_size: (16|32|64)$", "block_size: 96", text, flags=re.M)
     text = text.replace("rotary_dim: 128", "rotary_dim: 64").replace("mrope: [24, 20, 20]", "mrope: [12, 10, 10]")
     head, tail = text.split("buffers:")
-    buffers, fuse, stages = tail.partition("\nfuse:")
+    buffers, fuse, stages = re.match(r"(?s)(.*?)(\n(?:fuse|schedule):|\Z)(.*)", tail).groups()
     return head + "buffers:" + re.sub(r"^  (\w+):( +\{|$)", r"  z_\1:\2", buffers, flags=re.M) + fuse + stages
 
 
