@@ -2069,13 +2069,13 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def _to_bfloat16(x):
     """Float32 to bfloat16, to nearest even; by integers in the interpreter, whose cast truncates."""
-    if INTERPRETED:
+    if _INTERPRETED:
         bits = x.to(tl.uint32, bitcast=True)
         bits = tl.where(x != x, 0x7FC0, (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
         y = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)

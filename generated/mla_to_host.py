@@ -552,9 +552,6 @@ def _transfer_blocks_tile(
     )
 
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
 def _tensor(name, tensor, ndim, device):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")

@@ -919,9 +919,6 @@ def _transfer_blocks_tile(
 _EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
 
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
 @triton.jit
 def _counted(x):
     """What amax is taken of; the interpreter's maximum of nothing but NaN is not silent."""

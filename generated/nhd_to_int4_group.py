@@ -589,9 +589,6 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
-
 @triton.jit
 def _normal(scale):
     """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.

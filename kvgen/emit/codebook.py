@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvgen.emit.names import tuple_text
-from kvgen.layout import Layout
 from kvgen.quant.turbo import CODEBOOKS, GROUP
 from kvgen.schedule import Tile
 
@@ -35,10 +34,8 @@ class Book:
     centroids: tuple[tuple[int, str], ...]
 
 
-def codebooks(layout: Layout, streams: Collection[str] | None = None) -> tuple[Book, ...]:
-    """The codebooks that a module's kernels code with; ``streams`` are those that they work on, all by default."""
-    worked_on = [stream for stream in layout.streams if streams is None or stream.name in streams]
-    used = {stream.encoding.mode for stream in worked_on if stream.encoding}
+def codebooks() -> tuple[Book, ...]:
+    """All codebooks."""
     return tuple(
         Book(
             book.name,
@@ -48,7 +45,6 @@ def codebooks(layout: Layout, streams: Collection[str] | None = None) -> tuple[B
             tuple((i, repr(value)) for i, value in enumerate(book.centroids) if i),
         )
         for book in CODEBOOKS
-        if book.name in used
     )
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvgen import runs
-from kvgen.emit.codebook import Book, codebooks
 from kvgen.emit.describe import describe
 from kvgen.emit.docs import module_doc
-from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.launch import Function, build_function, dtypes_name, shape_parts
 from kvgen.emit.names import (
@@ -20,7 +18,6 @@ from kvgen.emit.names import (
     tuple_text,
 )
 from kvgen.emit.ops import Ops, build_ops
-from kvgen.emit.packing import Packing, packings
 from kvgen.emit.pages import PageFunction, PageTable, build_page_functions, build_page_table
 from kvgen.functions import chosen, chosen_plans
 from kvgen.layout import Buffer, Layout, Record, leaves_of
@@ -83,12 +80,6 @@ class Module:
     allocate_result: str
     allocations: tuple[Allocation, ...]
     allocation_names: tuple[str, ...]
-    uses_codes: bool
-    codes: dict[str, bool]
-    fp8: tuple[Fp8, ...]
-    integers: tuple[Integer, ...]
-    packs: tuple[Packing, ...]
-    codebooks: tuple[Book, ...]
     several: bool
     headless: bool
 
@@ -127,12 +118,6 @@ def build_module(layout: Layout) -> Module:
         allocate_result=f": {', '.join(b.name for b in layout.buffers)}" if several else "",
         allocations=tuple(_allocation(layout, buffer) for buffer in layout.buffers),
         allocation_names=tuple(buffer.name for buffer in layout.buffers),
-        uses_codes=bool(helpers(layout)),
-        codes={name: name in helpers(layout) for name in CODE_FUNCTIONS},
-        fp8=fp8_formats(helpers(layout)),
-        integers=integers(helpers(layout)),
-        packs=packings(layout),
-        codebooks=codebooks(layout),
         several=any(function.uses["several"] for function in functions),
         headless=any(all(a.name != "head" for a in s.axes) for s in streams),
     )

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 
 from kvgen.axes import Digit
-from kvgen.layout import Layout, holders
 from kvgen.plan import View
 from kvgen.schedule import Tile
 
@@ -44,11 +43,9 @@ class Packing:
         return self.halves[::-1]
 
 
-def packings(layout: Layout) -> tuple[Packing, ...]:
-    """How the codes of a module's kernels share bytes: by their bits."""
-    held = [content for buffer in layout.buffers for content in holders(buffer.place) if content.pack]
-    packs = {content.bits: content.itemsize for content in held}
-    return tuple(_packing(bits, itemsize) for bits, itemsize in sorted(packs.items()))
+def packings() -> tuple[Packing, ...]:
+    """How codes of every width share bytes: as many as fill whole ones."""
+    return tuple(_packing(bits, math.lcm(bits, 8) // 8) for bits in range(1, 5))
 
 
 def _packing(bits: int, itemsize: int) -> Packing:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from kvgen.emit.codes import CODES
 from kvgen.emit.module import build_module
 from kvgen.emit.prune import pruned
 from kvgen.emit.transfer_module import build_transfer_module
@@ -36,9 +37,9 @@ def render_raw(layout: Layout | Transfer) -> str:
     """The text of a module as the templates print it, without what none of its functions uses."""
     if isinstance(layout, Transfer):
         moves = build_transfer_module(layout)
-        return pruned(_environment().get_template("transfer.py.j2").render(m=moves, o=moves.ops))
+        return pruned(_environment().get_template("transfer.py.j2").render(m=moves, o=moves.ops, codes=CODES))
     module = build_module(layout)
-    contexts = {"m": module, "a": module.addressing, "t": module.page_table, "o": module.ops}
+    contexts = {"m": module, "a": module.addressing, "t": module.page_table, "o": module.ops, "codes": CODES}
     return pruned(_environment().get_template("module.py.j2").render(contexts))
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from kvgen import sizes
 from kvgen.emit.args import Arg
-from kvgen.emit.codebook import Book, codebooks
-from kvgen.emit.encoding import CODE_FUNCTIONS, Fp8, Integer, fp8_formats, helpers, integers
 from kvgen.emit.launch import BufferCheck, ScaleCheck, Size, scale_check, shape_parts, sizes_of, unread_kinds
 from kvgen.emit.names import (
     block_size_name,
@@ -19,7 +17,6 @@ from kvgen.emit.names import (
     tuple_text,
 )
 from kvgen.emit.ops import Ops, build_transfer_ops
-from kvgen.emit.packing import Packing, packings
 from kvgen.emit.transfer import TransferKernel, build_transfer_kernel
 from kvgen.emit.transfer_docs import function_doc, module_doc
 from kvgen.functions import chosen
@@ -96,21 +93,12 @@ class TransferModule:
     kernels: tuple[TransferKernel, ...]
     kept: tuple[str, ...]  # the functions whose launches are kept
     ops: Ops
-    uses_codes: bool
-    codes: dict[str, bool]
-    fp8: tuple[Fp8, ...]
-    integers: tuple[Integer, ...]
-    packs: tuple[Packing, ...]
-    codebooks: tuple[Book, ...]
 
 
 def build_transfer_module(transfer: Transfer) -> TransferModule:
     """Everything the module template prints for a transfer."""
     kernels = tuple(build_transfer_kernel(transfer, plan) for plan in lower_transfer(transfer))
     functions = tuple(_function(transfer, kernel) for kernel in kernels)
-    coded = {copy.stream for copy in kernels[0].plan.copies if not copy.leaf}
-    used = frozenset(name for layout in transfer.sides for name in helpers(layout, coded))
-    packs = _packings(transfer, kernels[0])
     names = ["TRANSFER", *chosen(transfer)]
     names += ["PointerTable"] if "pointer_table" in names else []
     return TransferModule(
@@ -123,21 +111,7 @@ def build_transfer_module(transfer: Transfer) -> TransferModule:
         kernels=kernels,
         kept=tuple(function.name for function in functions),
         ops=build_transfer_ops(transfer, functions),
-        uses_codes=bool(used or packs),
-        codes={name: name in used for name in CODE_FUNCTIONS},
-        fp8=fp8_formats(used),
-        integers=integers(used),
-        packs=packs,
-        codebooks=tuple(dict.fromkeys(book for layout in transfer.sides for book in codebooks(layout, coded))),
     )
-
-
-def _packings(transfer: Transfer, kernel: TransferKernel) -> tuple[Packing, ...]:
-    """How those codes share bytes that are taken apart or put together."""
-    found = {c.pack.bits for move in kernel.coded for c in (*move.unpacked, *move.packed)}
-    found |= {c.pack.bits for move in kernel.coded for c in (*move.decoded, *move.encoded) if c.pack}
-    packs = {pack.bits: pack for layout in transfer.sides for pack in packings(layout)}
-    return tuple(pack for bits, pack in sorted(packs.items()) if bits in found)
 
 
 def describe(transfer: Transfer) -> dict[str, Any]:
