@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
@@ -18,6 +18,9 @@ class _Case(Protocol):
 
     @property
     def function(self) -> str: ...
+
+    @property
+    def needs(self) -> tuple[str, ...]: ...
 
 
 class UnknownCase(ValueError):
@@ -36,6 +39,11 @@ def named(cases: list[Named], only: str | Iterable[str] | None) -> list[Named]:
     if unknown := wanted.difference(*((case.name, case.function) for case in cases)):
         raise UnknownCase(unknown)
     return [case for case in cases if not wanted.isdisjoint((case.name, case.function))]
+
+
+def possible(cases: list[Named], functions: Collection[str]) -> list[Named]:
+    """The cases that need no other functions than these; none given, a module has all."""
+    return [case for case in cases if not functions or {case.function, *case.needs}.issubset(functions)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from kvgen.harness.cases_slots import slot_cases
 from kvgen.harness.compare import Mismatch, Unsupported
 from kvgen.harness.interpreter import exact_widening, patched_once, without_warnings
 from kvgen.harness.pools import HUGE_ELEMENTS, PoolFactory
-from kvgen.harness.report import Report, Result, named
+from kvgen.harness.report import Report, Result, named, possible
 from kvgen.harness.transfers import run_transfer
 from kvgen.layout import Layout
 from kvgen.transfer import Transfer
@@ -50,8 +50,7 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
     refused = [s.name for s in layout.streams if append_refusal(layout, s.name)]
     absent = {"append", "append_positions", *(f"append_{name}" for name in refused)} if refused else set()
     found = [case for case in found if case.function not in absent]
-    wanted = set(layout.functions)
-    return [case for case in found if not wanted or wanted.issuperset((case.function, *case.needs))]
+    return possible(found, layout.functions)
 
 
 def run(

@@ -15,7 +15,7 @@ from kvgen.encodings import append_refusal
 from kvgen.harness.compare import Mismatch, Written, adopt_nans, compare_pool
 from kvgen.harness.interpreter import exact_widening, patched_once, without_warnings
 from kvgen.harness.pools import Pool, PoolFactory
-from kvgen.harness.report import Report, Result, named
+from kvgen.harness.report import Report, Result, named, possible
 from kvgen.harness.values import fill_static, random_values, static_scales
 from kvgen.layout import Layout
 from kvgen.reference import append as reference_append
@@ -398,9 +398,7 @@ def run_transfer(
 ) -> Report:
     """Run every case of a transfer, or those named by ``only``: ``run``, which says what the arguments are."""
     found = [case for case in transfer_cases(what) if functions is None or case.function in functions]
-    if wanted := set(what.functions):
-        found = [case for case in found if wanted.issuperset((case.function, *case.needs))]
-    found = named(found, only)
+    found = named(possible(found, what.functions), only)
     with exact_widening(device), patched_once(device), without_warnings(device):
         results = tuple(_run(case, what, module, device, seed, options) for case in found)
     return Report(what.name, device, seed, results)
