@@ -85,6 +85,24 @@ def test_the_second_call_starts_directly(module) -> None:
         module._append_kernel = kernel
 
 
+def test_scales_sliced_from_wider_tensors_start_directly_too(monkeypatch) -> None:
+    """Each offset from a multiple of 16 has a launch that was compiled for it; bytes follow the scale handed in."""
+    module = module_of(dataclasses.replace(shipped("nhd_fp8_tensor"), name="sliced_scales"))
+    key, value = source(1, 4, torch.bfloat16, "cuda"), source(1, 4, torch.bfloat16, "cuda")
+    caches = [pool(0, torch.bfloat16, "cuda").to(torch.float8_e4m3fn) for _ in range(2)]
+    scales = torch.tensor([0.5, 0.25, 2.0, 1.0, 0.125, 4.0, 0.5, 8.0], device="cuda")
+    slots = torch.arange(4, device="cuda")
+    for first in range(4):
+        module.append(key, value, *caches, slots, scales[first : first + 1], scales[7 - first : 8 - first])
+    assert len(module._append_kept.known) == 4
+    monkeypatch.setattr(module, "_append_kernel", None)
+    for first in (2, 1, 1, 3, 0, 2):
+        module.append(key, value, *caches, slots, scales[first : first + 1], scales[7 - first : 8 - first])
+        for cache, rows, scale in zip(caches, (key, value), (scales[first], scales[7 - first]), strict=True):
+            codes = (rows.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+            assert torch.equal(cache.flatten(0, 1)[:4].view(torch.uint8), codes.view(torch.uint8))
+
+
 def test_other_streams_and_threads(module) -> None:
     failures: list[BaseException] = []
 

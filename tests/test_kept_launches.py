@@ -113,7 +113,7 @@ def test_a_kept_launch_gives_way(module, driver) -> None:
     given, driver.count = tensors(), 8
     launch = module._direct(compiled(), (33,), NUMBERS, given, 0)
     odd = torch.zeros(64, dtype=torch.bfloat16)[1:33].view(4, 8)
-    for other in (odd, torch.zeros(0, 8), given[0].to("meta")):  # off 16 bytes, and without memory
+    for other in (odd, torch.zeros(0, 8), given[0].to("meta")):  # at another offset, and without memory
         assert launch((given[0], other, given[2]), None) is False
     driver.current = 1
     assert launch(given, None) is False  # another device is current
@@ -227,14 +227,20 @@ def keep(module, kept, given: tuple[torch.Tensor, ...], *others: object) -> obje
     return kept.latest[others][1] if others in kept.latest else None
 
 
-def test_only_aligned_tensors_are_kept(module, driver) -> None:
-    kept = module._Kept()
-    odd = torch.zeros(64, dtype=torch.bfloat16)[1:33].view(4, 8)
-    keep(module, kept, (odd, *tensors()[1:]))
-    assert kept.known == {}
-    assert kept.start(tensors()) is False
-    keep(module, kept, tensors())
-    assert list(kept.known) == [((), *(((4, 8), (8, 1), torch.bfloat16, -1, False),) * 3)]
+def test_every_offset_from_multiples_of_16_has_a_launch_of_its_own(module, driver) -> None:
+    """What is compiled, and which widths are right, follows from it: none serves another."""
+    driver.count, kept = 8, module._Kept()
+    given = [(torch.zeros(64, dtype=torch.bfloat16)[i : i + 32].view(4, 8), *tensors()[1:]) for i in (0, 1, 4, 7)]
+    launches = [keep(module, kept, some) for some in given]
+    kinds = [(((4, 8), (8, 1), torch.bfloat16, -1, False, offset)) for offset in (0, 2, 8, 14)]
+    assert list(kept.known) == [((), kind, kinds[0], kinds[0]) for kind in kinds]
+    for some, launch in zip(given, launches, strict=True):
+        assert kept.start(some) is True
+        assert kept.latest[()][1] is launch
+        assert driver.calls.pop()[-1][:3] == addresses(some)
+        assert all(other(some, None) is (other is launch) for other in launches)
+        driver.calls.clear()
+    assert kept.start((torch.zeros(64, dtype=torch.bfloat16)[2:34].view(4, 8), *tensors()[1:])) is False
 
 
 def test_what_is_kept_is_bounded(module, driver) -> None:
@@ -353,10 +359,12 @@ def interpret_kept(module: ModuleType, monkeypatch) -> list[str]:
     started: list[str] = []
 
     def direct(compiled, grid, numbers, tensors, num_layers):
-        count = len(tensors)
+        count, offsets = len(tensors), [tensor.data_ptr() % 16 for tensor in tensors]
 
         def launch(given, layer):
-            if any(tensor.is_meta or tensor.data_ptr() % 16 for tensor in given):  # no number of a GPU is that of meta
+            if any(tensor.is_meta for tensor in given):  # no number of a GPU is that of meta
+                return False
+            if [tensor.data_ptr() % 16 for tensor in given] != offsets:
                 return False
             if num_layers and (type(layer) is not int or not 0 <= layer < num_layers):
                 return False
