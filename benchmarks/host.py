@@ -1,15 +1,15 @@
 """Times what a call of a generated ``append`` costs its caller, on a machine without a GPU.
 
-    python benchmarks/host.py [LAYOUT ...] [--tokens 32] [--rounds 1000]
+    python benchmarks/host.py [LAYOUT ...] [--tokens 32] [--rounds 1000] [--json FILE]
 
 Everything runs as it does on a GPU but for the last step: tensors lie on the CPU, kernels are compiled for sm_90, and
 in the place of CUDA's library stands one whose launch does nothing. Rounds of all rows take turns, and medians are
 printed:
 
-* kept: one call after the other with tensors of one kind, as in a decode step over layers;
-* alternating: two kinds of tensors take turns, each of which is looked up;
-* checked: all checks and Triton's own launch, as in a first call, less its launcher in C;
-* ``slots.add_(0)``: what the cheapest operation of torch costs here, on the CPU.
+* NAME: one call after the other with tensors of one kind, as in a decode step over layers;
+* NAME, two kinds of tensors taking turns: each is looked up;
+* NAME, all checks: those and Triton's own launch, as in a first call, less its launcher in C;
+* ``slots.add_(0)`` on the CPU: what the cheapest operation of torch costs here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import json
 import shutil
 import subprocess
 import tempfile
@@ -41,7 +42,7 @@ from kvgen.emit import render_layout
 from kvgen.resolve import load
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYOUTS = ("paged_nhd", "cross_layer_nhd", "nhd_fp8_tensor", "mla")
+LAYOUTS = ("paged_nhd", "cross_layer_nhd", "nhd_fp8_tensor", "nhd_nvfp4", "mla")
 CALLS, WARM = 40, 20
 """Calls of a round, few enough that most rounds are not interrupted on a busy machine, and those before them."""
 
@@ -125,11 +126,11 @@ def calls_of(name: str, tokens: int) -> dict[str, Callable[[], Any]]:
     for call in (alternating, checked, kept):
         call()
     assert module._append_kept.known, f"no launch of {name} is kept here"
-    return {"kept": kept, "alternating": alternating, "checked": checked}
+    return {name: kept, f"{name}, two kinds of tensors taking turns": alternating, f"{name}, all checks": checked}
 
 
 def measure(rows: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Microseconds of a call of each, the median of all rounds."""
+    """Microseconds of a call of each, the median of all rounds. Two kinds in turns are two calls."""
     times: dict[str, list[float]] = {name: [] for name in rows}
     gc.disable()  # as timeit does
     for _ in range(rounds):
@@ -140,7 +141,7 @@ def measure(rows: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
             for _ in range(CALLS):
                 call()
             times[name].append((time.perf_counter() - begin) * 1e6 / CALLS)
-    return {name: median(found) for name, found in times.items()}
+    return {name: median(found) / (2 if name.endswith("taking turns") else 1) for name, found in times.items()}
 
 
 def main() -> None:
@@ -148,19 +149,21 @@ def main() -> None:
     parser.add_argument("layouts", nargs="*", default=LAYOUTS)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--json", type=Path, help="write the results there, for tools/make_benchmarks.py")
     args = parser.parse_args()
     pretend()
+    rows: dict[str, Callable[[], Any]] = {}
+    for name in args.layouts:
+        rows |= calls_of(name, args.tokens)
     slots = torch.zeros(args.tokens, dtype=torch.int64)
-    rows = {"add": lambda: slots.add_(0)}
-    for name in args.layouts:
-        rows |= {f"{name} {what}": call for what, call in calls_of(name, args.tokens).items()}
+    rows["`slots.add_(0)` on the CPU"] = lambda: slots.add_(0)
     found = measure(rows, args.rounds)
-    print(f"torch {torch.__version__}, triton {triton.__version__}, µs without CUDA's launch\n")
-    print("| append | kept | alternating | checked |\n|---|---|---|---|")
-    for name in args.layouts:
-        kept, both, checked = (found[f"{name} {what}"] for what in ("kept", "alternating", "checked"))
-        print(f"| {name} | {kept:.2f} | {both / 2:.2f} | {checked:.1f} |")
-    print(f"| `slots.add_(0)` | {found['add']:.2f} | | |")
+    print(f"torch {torch.__version__}, triton {triton.__version__}, {args.tokens} tokens, µs without CUDA's launch")
+    for name, time_of in found.items():
+        print(f"{time_of:8.2f}  {name}")
+    if args.json:
+        versions = {"torch": torch.__version__, "triton": triton.__version__}
+        args.json.write_text(json.dumps(versions | {"tokens": args.tokens, "times": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

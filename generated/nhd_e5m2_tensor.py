@@ -2512,8 +2512,9 @@ class _Kept:
             same, launch = self.latest[others]
         except (KeyError, TypeError):  # a TypeError is that of an argument which the checks refuse
             return False
-        if not same(*tensors):
-            launch = self.find(tensors, others)
+        if same(*tensors) and launch(tensors, layer):
+            return True
+        launch = self.find(tensors, others)
         return launch is not None and launch(tensors, layer)
 
     def find(self, tensors, others):
@@ -2527,8 +2528,6 @@ class _Kept:
 
     def keep(self, compiled, grid, numbers, tensors, *others, num_layers=0):
         """Keeps a launch, if it can be started directly."""
-        if any(tensor.data_ptr() % 16 for tensor in tensors):
-            return
         launch = _direct(compiled, grid, numbers, tensors, num_layers)
         if launch is None:
             return
@@ -2539,14 +2538,16 @@ class _Kept:
 
 
 def _kind(tensor):
+    """What launches depend on; of an address it is how far behind a multiple of 16 it lies."""
     try:
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg()
+        offset = tensor.data_ptr() % 16
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg(), offset
     except (AttributeError, RuntimeError):  # no tensor, or one without strides: of no kind that is kept
         return None
 
 
 def _same_as(tensors):
-    """A function that compares the kinds of other tensors with these at once; it may say no where all is the same."""
+    """A function that compares other tensors with these at once, but for addresses; it may say no where all is the same."""
     if TensorGuards is None:
         return _never
     shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
@@ -2573,13 +2574,13 @@ typedef struct {
 
 static PyObject *data_ptr;
 
-/* start(plan, stream, given): given are tensors, and numbers behind them, which are the kernel's first arguments. */
+/* start(plan, stream, given): given are tensors, and numbers behind them, which are the kernel's first arguments. The
+   plan has a tensor's offset from a multiple of 16 there, which is compiled in: with another one nothing is started. */
 static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     Plan plan;
     void *parameters[128];
-    uint64_t bits = 0;
-    int failed;
+    int failed, same = 1;
     Py_ssize_t size = PyBytes_GET_SIZE(args[0]);
     memcpy(&plan, PyBytes_AS_STRING(args[0]), size);
     plan.config[4] = PyLong_AsUnsignedLongLong(args[1]);
@@ -2589,16 +2590,17 @@ static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t count)
             plan.arguments[i] = PyLong_AsLongLong(given);
             continue;
         }
-        PyObject *address = PyObject_CallMethodNoArgs(given, data_ptr);
-        if (address == NULL)
+        PyObject *number = PyObject_CallMethodNoArgs(given, data_ptr);
+        if (number == NULL)
             return NULL;
-        plan.arguments[i] = PyLong_AsUnsignedLongLong(address);
-        bits |= plan.arguments[i] ? plan.arguments[i] : 1; /* nothing lies at 0 */
-        Py_DECREF(address);
+        uint64_t address = PyLong_AsUnsignedLongLong(number);
+        Py_DECREF(number);
+        same &= address && address % 16 == plan.arguments[i]; /* nothing lies at 0 */
+        plan.arguments[i] = address;
     }
     if (PyErr_Occurred())
         return NULL;
-    if (bits % 16) /* that none is odd is compiled in */
+    if (!same)
         Py_RETURN_FALSE;
     count = (size - offsetof(Plan, arguments)) / 8;
     for (Py_ssize_t i = 0; i < count; ++i)
@@ -2635,15 +2637,17 @@ def _direct(compiled, grid, numbers, tensors, num_layers):
     """Starts a compiled kernel for such tensors, past Triton's own look-up and launcher; None if it is unknown how.
 
     It takes tensors, and the index of a layer where there are num_layers. It returns whether it did: not for addresses
-    that are no multiple of 16, host memory that is not pinned, an index of no layer, another current device, while
-    somebody watches launches, or if the driver refuses; these all go the long way.
+    of other offsets from multiples of 16, host memory that is not pinned, an index of no layer, another current device,
+    while somebody watches launches, or if the driver refuses; these all go the long way.
     """
     if type(getattr(compiled, "run", None)).__name__ != "CudaLauncher" or _starter() is None:
         return None
     numbers = [
         number for number, kind in zip(numbers, _kinds(compiled)[-len(numbers) :], strict=True) if kind != "constexpr"
     ]
-    arguments = [0] * (len(tensors) + (num_layers > 0)) + numbers + [0, 0]  # no scratch memory
+    arguments = (
+        [tensor.data_ptr() % 16 for tensor in tensors] + [0] * (num_layers > 0) + numbers + [0, 0]
+    )  # no scratch memory
     if not _takes(compiled, arguments):
         return None
     start, function = _starter()

@@ -9,6 +9,7 @@ import sys
 import types
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ command = sys.modules["kvgen.cli.bench"]  # the package has the function under t
 
 
 class FakeClock:
-    """Times that follow from how often it was asked: 10 µs, 20 µs, … on the device, 4 µs on the host."""
+    """Times that follow from how often it was asked: 10 µs, 20 µs, … on the device, 4 µs on the host beside 5."""
 
     def __init__(self):
         self.asked = []
@@ -43,7 +44,7 @@ class FakeClock:
         return 10.0 * len(self.asked)
 
     def host_time(self, calls):
-        return 4.0
+        return 4.0, 5.0
 
     def copy_rate(self):
         return 4e12
@@ -152,11 +153,12 @@ def test_an_adapter_that_agrees_is_timed():
     clock = FakeClock()
     functions = ("append", "gather", "gather_paged")
     rows = measured("paged_nhd", 2, functions=functions, against=[Rival("mine", adapters.right)], clock=clock)
-    assert [[(t.name, t.device_us, t.host_us, t.note) for t in row.timings] for row in rows] == [
-        [("kvgen", 10.0, 4.0, ""), ("mine", 20.0, 4.0, "")],
-        [("kvgen", 30.0, 4.0, ""), ("mine", 40.0, 4.0, "")],
-        [("kvgen", 50.0, 4.0, "")],
+    assert [list(row.timings) for row in rows] == [
+        [Timing("kvgen", 10.0, 4.0, "", 5.0), Timing("mine", 20.0, 4.0, "", 5.0)],
+        [Timing("kvgen", 30.0, 4.0, "", 5.0), Timing("mine", 40.0, 4.0, "", 5.0)],
+        [Timing("kvgen", 50.0, 4.0, "", 5.0)],
     ]
+    assert rows[0].ours.of_add == 0.8
     assert clock.asked == [8] * 5
     assert rows[0].rate(rows[0].ours) == pytest.approx(2 * 8192 / 10e-6)
     assert rows[0].ratio(rows[0].timings[1]) == 2.0
@@ -204,7 +206,7 @@ def test_rows_of_another_type_or_shape_differ():
 def test_what_cannot_be_captured_has_a_host_time_only():
     adapter = Rival("eager", lambda task: rivals.Eager(rivals.torch_indexing(task)))
     (row,) = measured("paged_nhd", 2, functions=("append",), against=[adapter], clock=FakeClock())
-    assert row.timings[1] == Timing("eager", None, 4.0, "not captured in a graph")
+    assert row.timings[1] == Timing("eager", None, 4.0, "not captured in a graph", 5.0)
     assert row.ratio(row.timings[1]) is None
 
 
@@ -602,8 +604,10 @@ class FakeCuda:
 
 @pytest.fixture
 def clock(monkeypatch):
+    zeros = torch.zeros
     monkeypatch.setattr(timing, "SETTLE", 0.0)
     monkeypatch.setattr(torch, "cuda", FakeCuda())
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, device, **options: zeros(*sizes, **options))
     return timing.CudaClock()
 
 
@@ -623,19 +627,52 @@ def test_a_short_graph_goes_through_them_again(clock):
 def test_a_slow_call_is_not_made_a_hundred_times(clock, monkeypatch):
     now, made = [0.0], [0]
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(clock, "slots", SimpleNamespace(add_=lambda number: now.__setitem__(0, now[0] + 4e-6)))
 
     def call(seconds):
         made[0] += 1
         now[0] += seconds
 
-    assert clock.host_time([lambda: call(5e-6)]) == pytest.approx(5)
-    assert made[0] == 2 + timing.HOST_ROUNDS * timing.HOST_CALLS
-    made[0] = 0
-    assert clock.host_time([lambda: call(1e-3)]) == pytest.approx(1000)
-    assert made[0] == 2 + timing.HOST_ROUNDS * 5
-    made[0] = 0
-    assert clock.host_time([lambda: call(0.5)]) == pytest.approx(500_000)
-    assert made[0] == 2 + timing.HOST_ROUNDS
+    for seconds, count in ((5e-6, 50), (1e-3, 2), (0.5, 1)):
+        made[0] = 0
+        assert clock.host_time([lambda seconds=seconds: call(seconds)]) == pytest.approx((seconds * 1e6, 4))
+        assert made[0] == 2 + timing.HOST_ROUNDS * count
+
+
+def test_a_machine_that_is_slow_for_a_while_is_so_for_both(clock, monkeypatch):
+    """Calls and ``add_`` take turns: half of the rounds at a third of the speed leave the ratio as it is."""
+    now, rounds = [0.0], [0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def call(microseconds):
+        now[0] += microseconds * 1e-6 * (3 if rounds[0] > timing.HOST_ROUNDS + 2 else 1)
+
+    monkeypatch.setattr(clock, "slots", SimpleNamespace(add_=lambda number: call(8)))
+    monkeypatch.setattr(clock.cuda, "synchronize", lambda: rounds.__setitem__(0, rounds[0] + 1))
+    ours, add = clock.host_time([lambda: call(6)])
+    assert ours / add == pytest.approx(0.75)
+
+
+def test_the_time_of_a_copy_is_the_median_of_three(monkeypatch):
+    times = iter([7.0, 30.0, 1.0, 9.0, 8.0, 2.0, 6.0, 4.0])  # an append and three copies, twice
+    clock = FakeClock()
+    monkeypatch.setattr(clock, "device_time", lambda calls: next(times))
+    found = measured("paged_nhd", 2, 3, functions=("append",), against=[Rival("copy", rivals.copy)], clock=clock)
+    assert [(row.ours.device_us, row.timing("copy").device_us) for row in found] == [(7.0, 9.0), (8.0, 4.0)]
+    assert found[0].of_copy == 9 / 7
+
+
+def test_a_large_copy_is_made_in_pieces(monkeypatch):
+    zeros, made = torch.zeros, []
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, **options: made.append(zeros(*sizes, **options)) or made[-1])
+    monkeypatch.setattr(rivals, "PIECE", 3000)
+    task = Scene(shipped("paged_nhd"), "cpu", 2).tasks(2, 1)[0].of("append", 16384)
+    call = rivals.copy(task).make()
+    source, target = made[-2:]
+    source.random_()
+    call()
+    assert len(source) == 8192
+    assert torch.equal(source, target)
 
 
 # what is made of times
@@ -646,9 +683,8 @@ RUN = Run(
     {"kvgen": "0.1.0", "torch": "2.11.0", "flashinfer": "0.6.18"},
     1 << 20,
     4.25e12,
-    6.5,
     (
-        Row("paged_nhd", "append", 32, 262144, 64, (Timing("kvgen", 1.46, 9.5), Timing("torch", 12.0, 30.0))),
+        Row("paged_nhd", "append", 32, 262144, 64, (Timing("kvgen", 1.46, 9.5, "", 10), Timing("torch", 12.0, 30.0))),
         Row(
             "paged_nhd",
             "append",
@@ -656,13 +692,14 @@ RUN = Run(
             268435456,
             8,
             (
-                Timing("kvgen", 69.9, 9.7),
+                Timing("kvgen", 69.9, 9.7, "", 10.0),
                 Timing("torch", 387.0, 31.0),
                 Timing("flashinfer", 73.9, 14.0),
+                Timing("copy", 64.3, None),
                 Timing("mine:f", None, None, "differs: byte 5 and 2 more of 8 of key_cache"),
             ),
         ),
-        Row("mla", "append", 32, 73728, 64, (Timing("kvgen", 1.51, 9.4),)),
+        Row("mla", "append", 32, 73728, 64, (Timing("kvgen", 1.51, 9.4, "", 8.0),)),
         Row(
             "mla",
             "gather",
@@ -679,10 +716,11 @@ def test_json_reads_back_and_has_the_rates():
     text = results.to_json(RUN)
     assert results.from_json(text, "x") == RUN
     row = json.loads(text)["rows"][1]
+    assert row["of_copy"] == pytest.approx(64.3 / 69.9)
     assert row["timings"][0]["bytes_per_s"] == pytest.approx(3.8403e12, rel=1e-4)
-    assert row["timings"][0]["of_copy_rate"] == pytest.approx(0.9036, rel=1e-4)
+    assert row["timings"][0]["of_add"] == pytest.approx(0.97)
     assert row["timings"][2]["ratio"] == pytest.approx(73.9 / 69.9)
-    assert row["timings"][3]["bytes_per_s"] is None
+    assert row["timings"][4]["bytes_per_s"] is None
 
 
 def test_results_of_one_machine_are_one_run():
@@ -693,7 +731,7 @@ def test_results_of_one_machine_are_one_run():
             results.merged([one, replace(other, **change)])
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "rows": [{}]}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 2, "rows": [{}]}'])
 def test_other_json_is_refused(text):
     with pytest.raises(KvgenError) as caught:
         results.from_json(text, "some.json")
@@ -704,12 +742,12 @@ def test_a_table_has_times_rates_and_ratios(capsys):
     from rich.console import Console
 
     rows = [row for row in RUN.rows if row.layout == "paged_nhd"]
-    Console(width=200).print(table.layout_table(rows, RUN.copy_rate))
+    Console(width=200).print(table.layout_table(rows, timed=True))
     title, head, first, second = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
     assert title == "paged_nhd"
-    assert head.startswith("function tokens bytes kvgen µs GB/s of copy host µs torch µs host µs flashinfer µs")
-    assert first == "append 32 262,144 1.46 180 4% 9.50 12.0 ×8.22 30.0"
-    assert second == "append 32768 268,435,456 69.9 3840 90% 9.70 387 ×5.54 31.0 73.9 ×1.06 14.0 – –"
+    assert head.startswith("function tokens bytes kvgen µs GB/s of copy host µs of add_ torch µs host µs flashinfer")
+    assert first == "append 32 262,144 1.46 180 – 9.50 ×0.95 12.0 ×8.22 30.0"
+    assert second.startswith("append 32768 268,435,456 69.9 3840 92% 9.70 ×0.97 387 ×5.54 31.0 73.9 ×1.06 14.0 64.3 ×0")
     assert table.notes(rows) == ["append, mine:f, 32768 tokens: differs: byte 5 and 2 more of 8 of key_cache"]
 
 
@@ -718,25 +756,27 @@ def test_markdown():
         "| append | 32 tokens | 32768 |\n"
         "|---|---|---|\n"
         "| mla | 1.51 | – |\n"
-        "| paged_nhd | 1.46 | 69.9 (3.84 TB/s, 90%) |\n"
+        "| paged_nhd | 1.46 | 69.9 (3.84 TB/s, 92%) |\n"
         "| – torch | 12.0 (×8.22) | 387 (×5.54) |\n"
         "| – flashinfer 0.6.18 | – | 73.9 (×1.06) |\n"
+        "| – copy | – | 64.3 (×0.92) |\n"
     )
     assert markdown.host_markdown(RUN) == (
-        "| eager call | median, µs | range |\n"
-        "|---|---|---|\n"
-        "| append, kvgen | 9.50 | 9.40 – 9.70 |\n"
-        "| append, torch | 31.0 | 30.0 – 31.0 |\n"
-        "| append, flashinfer 0.6.18 | 14.0 | 14.0 – 14.0 |\n"
-        "| gather, kvgen | 20.0 | 20.0 – 20.0 |\n"
-        "| `slots.add_(0)` of torch | 6.50 | |\n"
+        "| eager call | median, µs | range | of `slots.add_(0)` | range |\n"
+        "|---|---|---|---|---|\n"
+        "| append, kvgen | 9.50 | 9.40 – 9.70 | ×0.97 | ×0.95 – ×1.18 |\n"
+        "| append, torch | 30.5 | 30.0 – 31.0 | – | – |\n"
+        "| append, flashinfer 0.6.18 | 14.0 | 14.0 – 14.0 | – | – |\n"
+        "| gather, kvgen | 20.0 | 20.0 – 20.0 | – | – |\n"
+        "| `slots.add_(0)` of torch | 10.0 | 8.00 – 10.0 | | |\n"
     )
 
 
 def row(layout, function, tokens, nbytes, ours, **others):
     """``ours`` is the device's time, and the host's behind it; of others the device's."""
     device, host = ours if isinstance(ours, tuple) else (ours, None)
-    timings = [Timing("kvgen", device, host), *(Timing(n.replace("_", " "), t, None) for n, t in others.items())]
+    timings = [Timing("kvgen", device, host, "", host and 6.5)]
+    timings += [Timing(name.replace("_", " "), time, None) for name, time in others.items()]
     return Row(layout, function, tokens, nbytes, 8, tuple(timings))
 
 
@@ -775,10 +815,10 @@ def test_a_survey_has_the_best_rival_of_every_layout():
 def test_fused_appends_and_transfers_in_tables():
     assert markdown.fused(WIDE) == (
         "| append_fused | 32 tokens |\n|---|---|\n"
-        "| nhd_fused | 2.08 (0.13 TB/s, 3%) |\n"
+        "| nhd_fused | 2.08 (0.13 TB/s, 77%) |\n"
         "| – of its append | ×1.30 |\n"
         "| – flashinfer 0.6.18 | 5.00 (×2.40) |\n"
-        "| packed_hnd_fused | 4.00 (0.20 TB/s, 5%) |\n"
+        "| packed_hnd_fused | 4.00 (0.20 TB/s, 40%) |\n"
         "| – of its append | ×2.67 |\n"
     )
     assert markdown.transfers(WIDE) == (
@@ -788,22 +828,27 @@ def test_fused_appends_and_transfers_in_tables():
     )
 
 
-def test_targets_are_judged_in_words():
-    assert list(targets.sentences(WIDE)) == [
-        "A prefill appends at 95% of the rate of a copy of as many bytes: met by 1 of 2, "
-        "missed by nhd_fp8_tensor (85% of 32768 tokens).",
-        "No append is behind what else does the same: met by 2 of 3, missed by paged_nhd (×0.99 of 32768 tokens).",
-        "A decode step's append takes 1.55 µs at most: met by 2 of 4, "
-        "missed by mla (1.60 of 32 tokens), nhd_fused (1.60 of 32 tokens).",
-        "Without a query, a fused append of a decode takes ×1.25 of the plain one at most: met by 0 of 1, "
-        "missed by nhd_fused (×1.30 of 32 tokens).",
-        "A transfer reaches 90% of the rate of a copy of as many bytes: met by 1 of 2, "
-        "missed by nhd_to_hnd (85% of 4096 tokens).",
-        "A decode step's eager append costs its caller 0.8 of `slots.add_(0)` at most: met by 3 of 4, "
-        "missed by mla (1.00 of 32 tokens).",
+def test_targets_are_judged_in_a_table():
+    found = targets.summary(WIDE).splitlines()
+    assert found == [
+        "| target | met by | furthest from it (tokens) |",
+        "|---|---|---|",
+        "| append of 4096 tokens or more: 95% of the best append's rate | 1 of 2 | nhd_fp8_tensor 86% (32768) |",
+        "| append: not behind others that do the same | 2 of 3 | paged_nhd ×0.99 (32768) |",
+        "| append of 32: 1.55 µs; in the median ×0.97 of a copy's time | 2 of 4 | mla 1.60 (32), nhd_fused 1.60 (32) |",
+        "| fused append of 256 or fewer: ×1.25 of the plain one | 0 of 1 | nhd_fused ×1.30 (32) |",
+        "| transfer of 4096 or more: 90% of a copy's rate | 1 of 2 | nhd_to_hnd 85% (4096) |",
+        "| eager append of 256 or fewer: 0.8 of what `slots.add_(0)` costs its caller | 3 of 4 | mla ×1.00 (32) |",
+        "",
+        "The best appends have these parts of a copy's rate: 99% with 32768 (paged_nhd, flashinfer).",
     ]
-    best = replace(WIDE, rows=WIDE.rows[:1])
-    assert next(targets.sentences(best)) == "No append is behind what else does the same: met by all 1."
+    many = [row(f"x{i}", "append", 4096, 100, 10.0 + i, copy=9.0) for i in range(8)]
+    line = targets.summary(replace(WIDE, rows=tuple(many))).splitlines()[2]
+    named = ", ".join(f"x{i} {10 / (10 + i):.0%} (4096)" for i in (7, 6, 5, 4, 3))
+    assert line.endswith(f" | 1 of 8 | {named} |")
+    wide = row("q", "append", 32768, 100, 60.0), row("q", "append_fused", 32768, 300, 1e-4)
+    line = targets.summary(replace(WIDE, rows=wide)).splitlines()[2]
+    assert line == "| fused append of 32768 with its query: 3 TB/s | 1 of 1 | – |"
 
 
 def test_pages_are_filled_between_their_marks(tmp_path):
@@ -817,10 +862,25 @@ def test_pages_are_filled_between_their_marks(tmp_path):
     text = page.read_text()
     assert text == make_benchmarks.filled(text, RUN)
     assert text.splitlines()[:3] == ["a", "<!-- bench: machine -->", ""]
-    assert "NVIDIA H200, kvgen 0.1.0, torch 2.11.0, flashinfer 0.6.18, 2026-11-29; a copy runs at 4.25 TB/s" in text
-    assert text.endswith("| mla | 1.51 (0.05 TB/s, 1%) |\n\n<!-- end of bench -->\n")
+    assert (
+        "NVIDIA H200, kvgen 0.1.0, torch 2.11.0, flashinfer 0.6.18, 2026-11-29; a large copy runs at 4.25 TB/s." in text
+    )
+    assert "\nNot in it: apart_to_packed, block_v1, " in text
+    assert text.endswith("| mla | 1.51 (0.05 TB/s) |\n\n<!-- end of bench -->\n")
     assert "old" not in text
     assert picture.read_bytes().startswith(b"<?xml")
+    page.write_text("<!-- bench: stubbed -->\nold\n<!-- end of bench -->\n")
+    assert make_benchmarks.main(arguments) == 0
+    assert "\nold\n" in page.read_text()
+    host = [tmp_path / "36.json", tmp_path / "39.json"]
+    for path, time in zip(host, (1.5, 1.25), strict=True):
+        path.write_text(json.dumps({"torch": "2.1", "triton": path.stem, "tokens": 32, "times": {"mla": time}}))
+    assert make_benchmarks.main([*arguments, "--host", *map(str, host)]) == 0
+    assert page.read_text().splitlines()[2:5] == [
+        "| append of 32 tokens, µs | triton 36, torch 2.1 | triton 39, torch 2.1 |",
+        "|---|---|---|",
+        "| mla | 1.50 | 1.25 |",
+    ]
     data.write_text("{}")
     assert make_benchmarks.main(arguments) == 1
 
@@ -854,13 +914,13 @@ def test_a_run_is_printed_and_written(folder, timed):
     arguments += ("--adapter", "tests.rivals:right", "--against", "tests.rivals:write")
     result = kvgen(*arguments, "--json", "a/b.json", "--plot", "a/b.svg")
     assert (result.code, result.err) == (0, "")
-    assert "a copy runs at 4.00 TB/s; slots.add_(0) takes 4.00 µs of its caller" in result.out.splitlines()[0]
-    assert "append         2  16,384      10.0   1.6       0%     4.00  20.0 ×2.00" in result.out
+    assert result.out.splitlines()[0].endswith("a large copy runs at 4.00 TB/s")
+    assert "append         2  16,384      10.0   1.6     400%     4.00    ×0.80  20.0 ×2.00" in result.out
     written = results.from_json(Path("a/b.json").read_text(), "")
     assert [timing.name for timing in written.rows[0].timings] == [
         *("kvgen", "torch", "copy", "tests.rivals:right", "tests.rivals:write")
     ]
-    assert (written.pool_tokens, written.copy_rate, written.add_us) == (64, 4e12, 4.0)
+    assert (written.pool_tokens, written.copy_rate, written.rows[0].ours.of_add) == (64, 4e12, 0.8)
     assert Path("a/b.svg").exists()
 
 

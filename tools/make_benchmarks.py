@@ -1,33 +1,39 @@
 """Write the tables of the documentation from the results of ``kvgen bench --json``.
 
-``python tools/make_benchmarks.py RESULTS.json … [--page docs/benchmarks.md …] [--plot FILE] [--layouts NAME …]``
+``python tools/make_benchmarks.py RESULTS.json … [--page PAGE …] [--host FILE …] [--plot FILE] [--layouts NAME …]``
 
 A page says where its tables stand, and what is in them; what is between such a pair of lines is replaced:
 
-    <!-- bench: machine -->                  device, versions, date, rate of a copy
-    <!-- bench: targets -->                  which targets are met, and who misses them
+    <!-- bench: machine -->                  device, versions, date, rate of a copy, and what is not in the run
+    <!-- bench: targets -->                  how many meet each target, and who is furthest from it
     <!-- bench: survey append -->            a function of all layouts by families, each beside its best rival
     <!-- bench: append paged_nhd mla -->     a function of these layouts (all if none are named), and all rivals
     <!-- bench: fused -->                    fused appends beside plain ones and chains
     <!-- bench: transfers -->                transfers of whole blocks beside copies
     <!-- bench: host -->                     what eager calls cost their caller
+    <!-- bench: stubbed -->                  what `benchmarks/host.py --json` found, if --host names its files
     <!-- end of bench -->
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from kvgen.bench import markdown, table
+from kvgen.bench import markdown, table, targets
 from kvgen.bench.plot import plot
 from kvgen.bench.results import Run, from_json, merged
-from kvgen.bench.targets import sentences
 from kvgen.diagnostics import KvgenError, render_text
 from kvgen.layout import Layout
 from kvgen.resolve import load
+
+Stubbed = Mapping[str, Any]
+"""What ``benchmarks/host.py --json`` writes: versions, tokens, and times by row."""
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
@@ -36,21 +42,53 @@ SECTION = re.compile(
 )
 
 
-def filled(page: str, run: Run) -> str:
-    """The text of a page with every table written anew."""
-    return SECTION.sub(lambda match: f"{match['begin']}\n{_section(match['what'].split(), run)}\n{match['end']}", page)
+def filled(page: str, run: Run, stubbed: Sequence[Stubbed] = ()) -> str:
+    """The text of a page with every table written anew; that of stubbed launches only if there are some."""
+
+    def section(match: re.Match[str]) -> str:
+        kind, *names = match["what"].split()
+        if kind == "stubbed" and not stubbed:
+            return match[0]
+        text = without_launches(stubbed) if kind == "stubbed" else _section(kind, names, run)
+        return f"{match['begin']}\n{text}\n{match['end']}"
+
+    return SECTION.sub(section, page)
 
 
-def _section(what: list[str], run: Run) -> str:
-    kind, *names = what
+def _section(kind: str, names: list[str], run: Run) -> str:
     if kind == "machine":
-        return table.heading(run) + ".\n"
-    if kind == "targets":
-        return "\n".join(f"* {sentence}" for sentence in sentences(run)) + "\n"
+        return "\n".join([f"{table.heading(run)}.", *_missing(run)]) + "\n"
     if kind == "survey":
         return markdown.survey(run, names[0], families(run))
-    plain = {"host": markdown.host_markdown, "fused": markdown.fused, "transfers": markdown.transfers}
+    plain = {
+        "targets": targets.summary,
+        "host": markdown.host_markdown,
+        "fused": markdown.fused,
+        "transfers": markdown.transfers,
+    }
     return plain[kind](run) if kind in plain else markdown.markdown(run, kind, names)
+
+
+def _missing(run: Run) -> Iterator[str]:
+    """What ships and has no rows, and what was not timed because it failed."""
+    known = {row.layout for row in run.rows}
+    shipped = [path.stem for folder in ("layouts", "layouts/transfers") for path in (ROOT / folder).glob("*.yaml")]
+    if left := sorted(set(shipped) - known):
+        yield f"Not in it: {', '.join(left)}."
+    for row in run.rows:
+        for timing in row.timings:
+            if timing.note.startswith(("differs", "raised")):
+                yield f"{row.layout}, {row.function} of {row.tokens}: {timing.name} {timing.note}."
+
+
+def without_launches(found: Sequence[Stubbed]) -> str:
+    """What calls cost without CUDA's launch, a column for each run of ``benchmarks/host.py`` of the same layouts."""
+    titles = [f"triton {run['triton']}, torch {run['torch']}" for run in found]
+    lines = [f"| append of {found[0]['tokens']} tokens, µs | {' | '.join(titles)} |", "|---" * (1 + len(found)) + "|"]
+    for name in found[0]["times"]:
+        cells = [f"{run['times'][name]:.2f}" for run in found]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def families(run: Run) -> dict[str, list[str]]:
@@ -86,14 +124,16 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+", help="of one machine; rows of the first stand before others")
     parser.add_argument("--page", type=Path, nargs="+", default=PAGES)
+    parser.add_argument("--host", type=Path, nargs="+", default=(), help="results of benchmarks/host.py --json")
     parser.add_argument("--plot", type=Path, help="draw the appends there")
     parser.add_argument("--layouts", nargs="+", default=(), help="those that are drawn")
     given = parser.parse_args(arguments)
     try:
         run = merged([from_json(path.read_text(encoding="utf-8"), path.as_posix()) for path in given.results])
+        stubbed = [json.loads(path.read_text(encoding="utf-8")) for path in given.host]
         for page in given.page:
             old = page.read_text(encoding="utf-8")
-            page.write_text(filled(old, run), encoding="utf-8", newline="\n")
+            page.write_text(filled(old, run, stubbed), encoding="utf-8", newline="\n")
         if given.plot:
             plot(run, given.plot, ["append"], given.layouts)
     except KvgenError as error:

@@ -9,21 +9,30 @@ from typing import Any
 
 from kvgen.diagnostics import Diagnostic, KvgenError
 
-OURS = "kvgen"
-FORMAT = 1
+OURS, COPY = "kvgen", "copy"
+"""Names: whose functions are measured, and that of a copy of as many bytes, beside every function."""
+
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Microseconds of one call of one implementation; None where it was not timed, and ``note`` says why.
 
-    ``device_us`` is the time on the device, from a graph; ``host_us`` the time an eager call keeps its caller.
+    ``device_us`` is the time on the device, from a graph; ``host_us`` the time an eager call keeps its caller, and
+    ``add_us`` that of torch's ``slots.add_(0)`` between the same calls.
     """
 
     name: str
     device_us: float | None
     host_us: float | None
     note: str = ""
+    add_us: float | None = None
+
+    @property
+    def of_add(self) -> float | None:
+        """What part of ``slots.add_(0)`` an eager call costs."""
+        return self.host_us / self.add_us if self.host_us is not None and self.add_us else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,12 @@ class Row:
         """Bytes per second on the device."""
         return None if timing.device_us is None else self.bytes / (timing.device_us * 1e-6)
 
+    @property
+    def of_copy(self) -> float | None:
+        """What part of a copy's rate is reached, of as many bytes."""
+        copy = self.timing(COPY)
+        return self.ratio(copy) if copy else None
+
     def ratio(self, timing: Timing) -> float | None:
         """How much longer than kvgen's it takes on the device."""
         ours = self.ours.device_us
@@ -56,15 +71,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All rows of one run, and the machine: ``copy_rate`` in bytes per second, ``add_us`` the host time of torch's
-    ``slots.add_(0)``; both None in a dry run. ``versions`` by name, kvgen's and torch's among them."""
+    """All rows of one run, and the machine: ``copy_rate`` in bytes per second, None in a dry run. ``versions`` by name,
+    kvgen's and torch's among them."""
 
     device: str
     date: str
     versions: Mapping[str, str]
     pool_tokens: int
     copy_rate: float | None
-    add_us: float | None
     rows: tuple[Row, ...]
 
 
@@ -75,9 +89,9 @@ def to_json(run: Run) -> str:
         timings = []
         for timing in row.timings:
             rate = row.rate(timing)
-            share = rate / run.copy_rate if rate and run.copy_rate else None
-            timings.append({**asdict(timing), "bytes_per_s": rate, "of_copy_rate": share, "ratio": row.ratio(timing)})
-        rows.append({**asdict(row), "timings": timings})
+            worked_out = {"bytes_per_s": rate, "ratio": row.ratio(timing), "of_add": timing.of_add}
+            timings.append(asdict(timing) | worked_out)
+        rows.append({**asdict(row), "of_copy": row.of_copy, "timings": timings})
     return json.dumps({"format": FORMAT, **asdict(run), "rows": rows}, indent=1) + "\n"
 
 

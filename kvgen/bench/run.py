@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ REFERRED = 4096
 """Tokens of a call that is compared with the reference at the most."""
 
 REFERENCE = "kvgen's reference: compared, not timed"
+
+COPIED = 3
+"""How often a yardstick is timed: much is judged by one figure, the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +146,18 @@ def _beside(name: str, yardstick: Yardstick, sets: int, plan: Plan, clock: Clock
     sets = sets if yardstick.cached else 1
     size = name, yardstick.size, sets
     if size not in plan.measured:
-        plan.measured[size] = clock.device_time([yardstick.make() for _ in range(sets)])
+        calls = [yardstick.make() for _ in range(sets)]
+        plan.measured[size] = median(clock.device_time(calls) for _ in range(COPIED))
     return Timing(name, plan.measured[size], None)
 
 
 def _time(name: str, calls: Sequence[Call], clock: Clock | None) -> Timing:
     if clock is None:
         return Timing(name, None, None)
-    host = clock.host_time(calls)
+    host, add = clock.host_time(calls)
     if any(isinstance(call, Eager) for call in calls):
-        return Timing(name, None, host, "not captured in a graph")
-    return Timing(name, clock.device_time(calls), host)
+        return Timing(name, None, host, "not captured in a graph", add)
+    return Timing(name, clock.device_time(calls), host, "", add)
 
 
 def environment(device: str, rivals: Sequence[Rival]) -> tuple[str, dict[str, str]]:
@@ -169,9 +174,3 @@ def environment(device: str, rivals: Sequence[Rival]) -> tuple[str, dict[str, st
 def last_level_cache(device: str) -> int:
     """Bytes of the device's last-level cache; 0 where nothing is timed."""
     return torch.cuda.get_device_properties("cuda").L2_cache_size if device == "cuda" else 0
-
-
-def yardstick(device: str) -> Callable[[], Any]:
-    """``slots.add_(0)``: what the cheapest operation of torch costs its caller."""
-    slots = torch.zeros(32, dtype=torch.int64, device=device)
-    return lambda: slots.add_(0)

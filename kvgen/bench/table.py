@@ -27,8 +27,8 @@ def bandwidth(rate: float | None) -> str:
     return "–" if rate is None else f"{rate / 1e9:.0f}" if rate >= 1e10 else f"{rate / 1e9:.1f}"
 
 
-def share(rate: float | None, copy_rate: float | None) -> str:
-    return "–" if rate is None or copy_rate is None else f"{rate / copy_rate:.0%}"
+def percent(part: float | None) -> str:
+    return "–" if part is None else f"{part:.0%}"
 
 
 def rivals_of(rows: Sequence[Row]) -> list[str]:
@@ -36,12 +36,19 @@ def rivals_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(timing.name for row in rows for timing in row.timings if timing.name != OURS))
 
 
-def layout_table(rows: Sequence[Row], copy_rate: float | None) -> Table:
-    """The rows of one layout, columns for everyone that it is compared with."""
-    timed = copy_rate is not None
+def factor(ratio: float | None) -> str:
+    return "–" if ratio is None else f"×{ratio:.2f}"
+
+
+def layout_table(rows: Sequence[Row], timed: bool) -> Table:
+    """The rows of one layout, columns for everyone that it is compared with.
+
+    ``of copy``: what part of the rate of a copy of as many bytes is reached; ``of add_``: how many times as long as
+    torch's ``slots.add_(0)`` an eager call takes.
+    """
     table = Table(title=rows[0].layout, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("function")
-    for name in ("tokens", "bytes", *((f"{OURS} µs", "GB/s", "of copy", "host µs") if timed else ())):
+    for name in ("tokens", "bytes", *((f"{OURS} µs", "GB/s", "of copy", "host µs", "of add_") if timed else ())):
         table.add_column(name, justify="right")
     others = rivals_of(rows)
     for name in others:
@@ -51,8 +58,8 @@ def layout_table(rows: Sequence[Row], copy_rate: float | None) -> Table:
         cells = [row.function, str(row.tokens), f"{row.bytes:,}"]
         if timed:
             rate = row.rate(row.ours)
-            cells += [microseconds(row.ours.device_us), bandwidth(rate), share(rate, copy_rate)]
-            cells.append(microseconds(row.ours.host_us))
+            cells += [microseconds(row.ours.device_us), bandwidth(rate), percent(row.of_copy)]
+            cells += [microseconds(row.ours.host_us), factor(row.ours.of_add)]
         for name in others:
             cells += _rival_cells(row, row.timing(name), timed)
         table.add_row(*cells)
@@ -102,10 +109,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def heading(run: Run) -> str:
-    """The machine in a line: device, versions, date, and what a copy and torch's ``add_`` take."""
+    """The machine in a line: device, versions, date, and the rate of a copy."""
     text = ", ".join([run.device, *(f"{name} {version}" for name, version in run.versions.items()), run.date])
     if run.copy_rate is not None:
-        text += f"; a copy runs at {run.copy_rate / 1e12:.2f} TB/s"
-    if run.add_us is not None:
-        text += f"; slots.add_(0) takes {microseconds(run.add_us)} µs of its caller"
+        text += f"; a large copy runs at {run.copy_rate / 1e12:.2f} TB/s"
     return text

@@ -1,18 +1,20 @@
-"""What a run says of the speeds that kvgen is meant to have, in sentences."""
+"""What a run says of the speeds that kvgen is meant to have: a table, and what was the measure in it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
 
-from kvgen.bench.markdown import best, of_copy, over
-from kvgen.bench.results import Row, Run
-from kvgen.bench.table import microseconds
+from kvgen.bench.markdown import best, over, rivals
+from kvgen.bench.results import COPY, Row, Run, Timing
+from kvgen.bench.table import factor, microseconds, percent
 
 PREFILL, DECODE = 4096, 256
 """Tokens from which, and up to which, the targets are about a prefill and a decode step."""
 
-OF_COPY = 0.95
-"""What an append of a prefill is to reach of the rate of a copy of as many bytes."""
+OF_BEST = 0.95
+"""What an append of a prefill is to reach of the best one's rate, both as parts of that of a copy of as many bytes."""
 
 LAUNCH = 1.55
 """Microseconds of an append of a decode step."""
@@ -20,95 +22,107 @@ LAUNCH = 1.55
 FUSED = {"prefill": 1.10, "decode": 1.25}
 """What a fused append may take, as a multiple of the plain one."""
 
+QUERIED = 3e12
+"""Bytes per second of a fused append of 32768 tokens that norms and rotates a query too."""
+
 MOVED = 0.90
 """What a transfer of a prefill's blocks is to reach of the rate of a copy of as many bytes."""
 
 HOST = 0.8
 """What an eager append may cost its caller, as a part of ``slots.add_(0)``."""
 
+WORST = 5
+"""How many that miss a target are named."""
 
-def sentences(run: Run) -> Iterator[str]:
-    """One for each target that the run has rows for: who meets it, and everyone who does not, the worst first."""
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``what`` is wanted of the ``found`` values: ``limit`` at least, or at ``most``."""
+
+    what: str
+    found: Sequence[tuple[Row, float | None]]
+    limit: float
+    shown: Callable[[float], str]
+    most: bool = False
+
+    def line(self) -> str | None:
+        """How many layouts meet it with all their rows, and those that are furthest from it; None without values."""
+        ends: dict[str, tuple[float, float, Row]] = {}
+        for row, value in self.found:
+            if value is not None:
+                short = value - self.limit if self.most else self.limit - value
+                if row.layout not in ends or short > ends[row.layout][0]:
+                    ends[row.layout] = short, value, row
+        if not ends:
+            return None
+        missed = sorted((end for end in ends.values() if end[0] > 0), key=lambda end: -end[0])
+        named = [f"{row.layout} {self.shown(value)} ({row.tokens})" for _, value, row in missed[:WORST]]
+        return f"| {self.what} | {len(ends) - len(missed)} of {len(ends)} | {', '.join(named) or '–'} |"
+
+
+def summary(run: Run) -> str:
+    """A table with a line for each target that the run has rows for, and the best appends, which others are held to."""
+    lines = [line for target in _targets(run) if (line := target.line())]
+    head = ["| target | met by | furthest from it (tokens) |", "|---|---|---|"]
+    named = [
+        f"{percent(part)} with {tokens} ({row.layout}, {timing.name})"
+        for tokens, (part, row, timing) in _best_parts(run).items()
+    ]
+    text = f"\nThe best appends have these parts of a copy's rate: {', '.join(named)}.\n" if named else ""
+    return "\n".join(head + lines) + "\n" + text
+
+
+def _targets(run: Run) -> Iterator[Target]:
     appends = [row for row in run.rows if row.function == "append" and row.ours.device_us]
-    prefill = [row for row in appends if row.tokens >= PREFILL]
-    decode = [row for row in appends if row.tokens <= DECODE]
-    yield from _judged(
-        f"A prefill appends at {OF_COPY:.0%} of the rate of a copy of as many bytes",
-        [(row, of_copy(row)) for row in prefill],
-        lambda part: part >= OF_COPY,
-        lambda part: f"{part:.0%}",
+    parts = _best_parts(run)
+    yield Target(
+        f"append of {PREFILL} tokens or more: {OF_BEST:.0%} of the best append's rate",
+        [(row, row.of_copy / parts[row.tokens][0]) for row in appends if row.of_copy and row.tokens in parts],
+        OF_BEST,
+        percent,
     )
-    rivals = [(row, row.ratio(rival)) for row in appends if (rival := best(row))]
-    yield from _judged(
-        "No append is behind what else does the same",
-        rivals,
-        lambda ratio: ratio >= 1,
-        lambda ratio: f"×{ratio:.2f}",
-    )
-    yield from _judged(
-        f"A decode step's append takes {LAUNCH} µs at most",
-        [(row, row.ours.device_us) for row in decode],
-        lambda time: time <= LAUNCH,
-        microseconds,
-        worst=max,
-    )
+    ahead = [(row, row.ratio(rival)) for row in appends if (rival := best(row))]
+    yield Target("append: not behind others that do the same", ahead, 1.0, factor)
+    for tokens in sorted({row.tokens for row in appends if row.tokens <= DECODE}):
+        rows = [row for row in appends if row.tokens == tokens]
+        copied = [1 / row.of_copy for row in rows if row.of_copy]
+        beside = f"; in the median {factor(median(copied))} of a copy's time" if copied else ""
+        times = [(row, row.ours.device_us) for row in rows]
+        yield Target(f"append of {tokens}: {LAUNCH} µs{beside}", times, LAUNCH, microseconds, most=True)
     yield from _fused(run)
     moved = [row for row in run.rows if row.function == "transfer_blocks" and row.tokens >= PREFILL]
-    yield from _judged(
-        f"A transfer reaches {MOVED:.0%} of the rate of a copy of as many bytes",
-        [(row, of_copy(row)) for row in moved],
-        lambda part: part >= MOVED,
-        lambda part: f"{part:.0%}",
-    )
-    if run.add_us:
-        yield from _judged(
-            f"A decode step's eager append costs its caller {HOST} of `slots.add_(0)` at most",
-            [(row, row.ours.host_us / run.add_us) for row in decode if row.ours.host_us],
-            lambda part: part <= HOST,
-            lambda part: f"{part:.2f}",
-            worst=max,
-        )
+    copied = [(row, row.of_copy) for row in moved]
+    yield Target(f"transfer of {PREFILL} or more: {MOVED:.0%} of a copy's rate", copied, MOVED, percent)
+    cost = [(row, row.ours.of_add) for row in appends if row.tokens <= DECODE]
+    what = f"eager append of {DECODE} or fewer: {HOST} of what `slots.add_(0)` costs its caller"
+    yield Target(what, cost, HOST, factor, most=True)
 
 
-def _fused(run: Run) -> Iterator[str]:
+def _best_parts(run: Run) -> dict[int, tuple[float, Row, Timing]]:
+    """The most that an append reaches of a copy's rate, by its number of tokens; whose ever it is."""
+    found: dict[int, tuple[float, Row, Timing]] = {}
+    for row in run.rows:
+        copy = row.timing(COPY)
+        if row.function == "append" and row.tokens >= PREFILL and copy and copy.device_us:
+            for timing in (row.ours, *rivals(row)):
+                part = copy.device_us / timing.device_us if timing.device_us else 0.0
+                if part > found.get(row.tokens, (0.0,))[0]:
+                    found[row.tokens] = part, row, timing
+    return dict(sorted(found.items()))
+
+
+def _fused(run: Run) -> Iterator[Target]:
     plain = {(row.layout, row.tokens): row for row in run.rows if row.function == "append"}
-    rows = [row for row in run.rows if row.function == "append_fused"]
-    for name, limit in FUSED.items():
-        some = [row for row in rows if (row.tokens >= PREFILL if name == "prefill" else row.tokens <= DECODE)]
-        # A query that goes along is more to move than an append has: those are told by their bytes.
-        alike = [(row, over(row, other)) for row in some if (other := plain.get((row.layout, row.tokens)))]
-        alike = [(row, ratio) for row, ratio in alike if row.bytes <= 1.5 * plain[row.layout, row.tokens].bytes]
-        yield from _judged(
-            f"Without a query, a fused append of a {name} takes ×{limit:.2f} of the plain one at most",
-            alike,
-            lambda ratio, limit=limit: ratio <= limit,
-            lambda ratio: f"×{ratio:.2f}",
-            worst=max,
-        )
-
-
-def _judged(
-    what: str,
-    found: Sequence[tuple[Row, float | None]],
-    met: Callable[[float], bool],
-    shown: Callable[[float], str],
-    worst: Callable[..., float] = min,
-) -> Iterator[str]:
-    known = [(row, value) for row, value in found if value is not None]
-    if not known:
-        return
-    missed: dict[str, list[tuple[Row, float]]] = {}
-    for row, value in known:
-        if not met(value):
-            missed.setdefault(row.layout, []).append((row, value))
-    layouts = {row.layout for row, _ in known}
-    if not missed:
-        yield f"{what}: met by all {len(layouts)}."
-        return
-    ends = {name: worst(value for _, value in rows) for name, rows in missed.items()}
-    ordered = sorted(missed, key=ends.__getitem__, reverse=worst is max)
-    listed = []
-    for name in ordered:
-        row, value = next(pair for pair in missed[name] if pair[1] == ends[name])
-        listed.append(f"{name} ({shown(value)} of {row.tokens} tokens)")
-    yield f"{what}: met by {len(layouts) - len(missed)} of {len(layouts)}, missed by {', '.join(listed)}."
+    rows = [(row, plain.get((row.layout, row.tokens))) for row in run.rows if row.function == "append_fused"]
+    # A query that goes along is more to move than an append has: those are told by their bytes.
+    alike = [(row, other) for row, other in rows if other and row.bytes <= 1.5 * other.bytes]
+    ratios = [(row, over(row, other)) for row, other in alike]
+    for tokens, limit, found in (
+        (f"{PREFILL} or more", FUSED["prefill"], [pair for pair in ratios if pair[0].tokens >= PREFILL]),
+        (f"{DECODE} or fewer", FUSED["decode"], [pair for pair in ratios if pair[0].tokens <= DECODE]),
+    ):
+        yield Target(f"fused append of {tokens}: {factor(limit)} of the plain one", found, limit, factor, most=True)
+    more = [row for row, other in rows if other and row.bytes > 1.5 * other.bytes and row.tokens == 32768]
+    rates = [(row, row.rate(row.ours)) for row in more]
+    what = f"fused append of 32768 with its query: {QUERIED / 1e12:.0f} TB/s"
+    yield Target(what, rates, QUERIED, lambda rate: f"{rate / 1e12:.2f} TB/s")

@@ -26,11 +26,14 @@ SETTLE = 0.01
 REPLAYS, REPLAYING = (7, 41), 0.02
 """Replays that count, at the least and at the most, and the seconds that those between take."""
 
-HOST_CALLS, HOST_ROUNDS = 100, 7
+HOST_CALLS, HOST_ROUNDS = 40, 15
 """Calls of one measurement of host time at the most, few enough that the device's queue never fills; and how many."""
 
 HOSTING = 0.04
 """Seconds that all these measurements take, the device's work included, where that is more than one call each."""
+
+WARMING = 4
+"""Of so many calls one more is made before those that count: the first after a pause take longer."""
 
 COPY_BYTES = 1 << 32
 
@@ -39,8 +42,9 @@ class Clock(Protocol):
     def device_time(self, calls: Sequence[Call]) -> float:
         """The time a call takes on the device, launched from a graph that goes through all of ``calls``."""
 
-    def host_time(self, calls: Sequence[Call]) -> float:
-        """The time a call keeps its caller waiting, the calls made one after the other without waiting between."""
+    def host_time(self, calls: Sequence[Call]) -> tuple[float, float]:
+        """The time a call keeps its caller waiting, the calls made one after the other without waiting between; and
+        that of torch's ``slots.add_(0)`` at the same time."""
 
     def copy_rate(self) -> float:
         """Bytes per second, read and written, of a copy within the device's memory."""
@@ -53,6 +57,7 @@ class CudaClock:
         import torch
 
         self.cuda, self.torch = torch.cuda, torch
+        self.slots = torch.zeros(32, dtype=torch.int64, device="cuda")
 
     def device_time(self, calls: Sequence[Call]) -> float:
         for call in calls:  # compiles what is to be compiled: nothing may be inside a capture
@@ -79,29 +84,37 @@ class CudaClock:
                 call()
         return graph
 
-    def host_time(self, calls: Sequence[Call]) -> float:
+    def host_time(self, calls: Sequence[Call]) -> tuple[float, float]:
+        """Medians of rounds in which both take turns: what else the machine does is beside both."""
         calls[0]()
         self.cuda.synchronize()
-        _, whole = self._host_round(calls[:1])
+        begin = time.perf_counter()
+        calls[0]()
+        self.cuda.synchronize()
+        whole = (time.perf_counter() - begin) * 1e6
         count = max(1, min(HOST_CALLS, int(HOSTING * 1e6 / HOST_ROUNDS / max(whole, 1.0))))
         chosen = [calls[i % len(calls)] for i in range(count)]
+        adds = [lambda: self.slots.add_(0)] * HOST_CALLS
         collecting = gc.isenabled()
         gc.disable()  # as timeit does
         try:
-            return median(self._host_round(chosen)[0] for _ in range(HOST_ROUNDS))
+            rounds = [(self._host_round(chosen), self._host_round(adds)) for _ in range(HOST_ROUNDS)]
         finally:
             if collecting:
                 gc.enable()
+        ours, beside = zip(*rounds, strict=True)
+        return median(ours), median(beside)
 
-    def _host_round(self, calls: Sequence[Call]) -> tuple[float, float]:
-        """Microseconds of a call until it returns, and until the device is through with it."""
+    def _host_round(self, calls: Sequence[Call]) -> float:
+        """Microseconds of a call until it returns."""
+        for call in calls[: len(calls) // WARMING]:
+            call()
         begin = time.perf_counter()
         for call in calls:
             call()
         returned = time.perf_counter()
         self.cuda.synchronize()
-        done = time.perf_counter()
-        return (returned - begin) * 1e6 / len(calls), (done - begin) * 1e6 / len(calls)
+        return (returned - begin) * 1e6 / len(calls)
 
     def copy_rate(self) -> float:
         size = min(COPY_BYTES, self.cuda.mem_get_info()[0] // 4)

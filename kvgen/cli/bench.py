@@ -166,8 +166,7 @@ def _measure(
 
     name, versions = run.environment(plan.device, plan.rivals)
     rate = clock.copy_rate() if clock else None
-    add = clock.host_time([run.yardstick(plan.device)]) if clock else None
-    result = Run(name, time.strftime("%Y-%m-%d", time.gmtime()), versions, plan.pool_tokens, rate, add, ())
+    result = Run(name, time.strftime("%Y-%m-%d", time.gmtime()), versions, plan.pool_tokens, rate, ())
     typer.echo(table.heading(result))
     rows: list[Row] = []
     modules = _compiled(documents, plan)
@@ -181,7 +180,7 @@ def _measure(
                 continue
             own = _rows(layout, module, replace(plan, rivals=plan.rivals + others), clock, check, found, tell)
             if own:
-                _print(own, rate)
+                _print(own, clock is not None)
             rows += own
             result = replace(result, rows=tuple(rows))
             if json_file and not is_stream(json_file):
@@ -259,14 +258,14 @@ def progress(total: int) -> Iterator[Callable[[str, bool], None]]:
         yield lambda what, through: bar.update(task, description=what, advance=int(through))
 
 
-def _print(rows: list[Row], copy_rate: float | None) -> None:
+def _print(rows: list[Row], timed: bool) -> None:
     from rich.console import Console
 
     from kvgen.bench import table
 
     console = Console(width=console_width(), highlight=False)
     console.print()
-    console.print(table.layout_table(rows, copy_rate))
+    console.print(table.layout_table(rows, timed))
     for note in table.notes(rows):
         console.print(f"  {note}", markup=False)
 
