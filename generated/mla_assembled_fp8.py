@@ -1136,10 +1136,13 @@ def _append_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to key_cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
     scale = tl.load(latent_scale_ptr)
     scale = _to_float32(scale)
@@ -1155,14 +1158,6 @@ def _append_kernel(
     )
 
     # latent to value_cache, fp8_e4m3 with a given scale per tensor
-    latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
-    )
-    latent = latent.to(tl.float32)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
-    latent = _over(latent, scale)
-    latent = _fp8_e4m3_codes(latent, NATIVE)
     tl.store(
         value_cache_ptr
         + block[:, None] * value_cache_stride_block
@@ -1173,7 +1168,6 @@ def _append_kernel(
     )
 
     # rope to key_cache, fp8_e4m3 with a given scale per tensor
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     rope = rope.to(tl.float32)
     scale = tl.load(rope_scale_ptr)
     scale = _to_float32(scale)
@@ -1226,10 +1220,12 @@ def _append_latent_kernel(
     slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
 
-    # latent to key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+
+    # latent to key_cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
     scale = tl.load(latent_scale_ptr)
     scale = _to_float32(scale)
@@ -1245,14 +1241,6 @@ def _append_latent_kernel(
     )
 
     # latent to value_cache, fp8_e4m3 with a given scale per tensor
-    latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
-    )
-    latent = latent.to(tl.float32)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
-    latent = _over(latent, scale)
-    latent = _fp8_e4m3_codes(latent, NATIVE)
     tl.store(
         value_cache_ptr
         + block[:, None] * value_cache_stride_block
@@ -1362,10 +1350,13 @@ def _append_positions_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent to key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
     )
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+
+    # latent to key_cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
     scale = tl.load(latent_scale_ptr)
     scale = _to_float32(scale)
@@ -1381,14 +1372,6 @@ def _append_positions_kernel(
     )
 
     # latent to value_cache, fp8_e4m3 with a given scale per tensor
-    latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
-    )
-    latent = latent.to(tl.float32)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
-    latent = _over(latent, scale)
-    latent = _fp8_e4m3_codes(latent, NATIVE)
     tl.store(
         value_cache_ptr
         + block[:, None] * value_cache_stride_block
@@ -1399,7 +1382,6 @@ def _append_positions_kernel(
     )
 
     # rope to key_cache, fp8_e4m3 with a given scale per tensor
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
     rope = rope.to(tl.float32)
     scale = tl.load(rope_scale_ptr)
     scale = _to_float32(scale)

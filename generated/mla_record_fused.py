@@ -623,6 +623,7 @@ def gather_codes(cache, slots, *, dtype=None, out=None, zero_skipped=False):
     rope_out = _check_stream(
         "rope_out", rope_out, num_tokens, (64,), (torch.bfloat16, torch.float16), device, exact=True
     )
+    stride_unit = _stride_unit(4, latent_scale_out.stride(0))
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -633,8 +634,9 @@ def gather_codes(cache, slots, *, dtype=None, out=None, zero_skipped=False):
             cache.stride(0),
             cache.stride(1),
             latent_out.stride(0),
-            latent_scale_out.stride(0),
+            latent_scale_out.stride(0) // stride_unit,
             rope_out.stride(0),
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -714,6 +716,7 @@ def gather_codes_paged(
         "rope_out", rope_out, num_tokens, (64,), (torch.bfloat16, torch.float16), device, exact=True
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(4, latent_scale_out.stride(0))
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -728,8 +731,9 @@ def gather_codes_paged(
             cache.stride(0),
             cache.stride(1),
             latent_out.stride(0),
-            latent_scale_out.stride(0),
+            latent_scale_out.stride(0) // stride_unit,
             rope_out.stride(0),
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -1867,6 +1871,7 @@ def _gather_codes_kernel(
     latent_out_stride_token,
     latent_scale_out_stride_token,
     rope_out_stride_token,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -1905,7 +1910,7 @@ def _gather_codes_kernel(
     )
     latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
     tl.store(
-        latent_scale_out_ptr + token[:, None] * latent_scale_out_stride_token + latent_scale_dim[None, :],
+        latent_scale_out_ptr + token[:, None] * latent_scale_out_stride_token * STRIDE_UNIT + latent_scale_dim[None, :],
         latent_scale,
         mask=written[:, None],
     )
@@ -1941,6 +1946,7 @@ def _gather_codes_paged_kernel(
     latent_out_stride_token,
     latent_scale_out_stride_token,
     rope_out_stride_token,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -1985,7 +1991,7 @@ def _gather_codes_paged_kernel(
     )
     latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
     tl.store(
-        latent_scale_out_ptr + token[:, None] * latent_scale_out_stride_token + latent_scale_dim[None, :],
+        latent_scale_out_ptr + token[:, None] * latent_scale_out_stride_token * STRIDE_UNIT + latent_scale_dim[None, :],
         latent_scale,
         mask=written[:, None],
     )
@@ -2518,6 +2524,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

@@ -123,6 +123,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, KEY_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -135,9 +136,10 @@ def append(key, value, key_cache, value_cache, slot_mapping):
             key.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -197,6 +199,7 @@ def append_value(value, value_cache, slot_mapping):
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 40), (torch.uint8,), 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -204,9 +207,10 @@ def append_value(value, value_cache, slot_mapping):
             num_slots,
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -243,6 +247,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, KEY_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -258,9 +263,10 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
             key.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -316,6 +322,7 @@ def gather(key_cache, value_cache, slots, *, dtype=None, rotated=False, out=None
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -329,9 +336,10 @@ def gather(key_cache, value_cache, slots, *, dtype=None, rotated=False, out=None
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
+            stride_unit,
             _native(device),
             zero_skipped,
             rotated,
@@ -411,6 +419,7 @@ def gather_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -428,9 +437,10 @@ def gather_paged(
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
+            stride_unit,
             _native(device),
             zero_skipped,
             rotated,
@@ -497,6 +507,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(8, value_cache.stride(2), value_scale_out.stride(1))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -510,11 +521,12 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -604,6 +616,7 @@ def gather_codes_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, value_cache.stride(2), value_scale_out.stride(1))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -621,11 +634,12 @@ def gather_codes_paged(
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -1009,6 +1023,7 @@ def _append_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1058,7 +1073,7 @@ def _append_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None] * value_cache_stride_head
+        + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
     )
@@ -1069,7 +1084,7 @@ def _append_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None, None] * value_cache_stride_head
+        + head[:, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, :, None]
         + 32,
         stored,
@@ -1129,6 +1144,7 @@ def _append_value_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
@@ -1165,7 +1181,7 @@ def _append_value_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None] * value_cache_stride_head
+        + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
     )
@@ -1176,7 +1192,7 @@ def _append_value_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None, None] * value_cache_stride_head
+        + head[:, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, :, None]
         + 32,
         stored,
@@ -1206,6 +1222,7 @@ def _append_positions_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1261,7 +1278,7 @@ def _append_positions_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None] * value_cache_stride_head
+        + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
     )
@@ -1272,7 +1289,7 @@ def _append_positions_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None, None] * value_cache_stride_head
+        + head[:, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, :, None]
         + 32,
         stored,
@@ -1298,6 +1315,7 @@ def _gather_kernel(
     value_cache_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
     ROTATED: tl.constexpr,
@@ -1348,7 +1366,7 @@ def _gather_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1360,7 +1378,7 @@ def _gather_kernel(
         value_cache_ptr
         + block[:, None, None, None] * value_cache_stride_block
         + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head
+        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, None, :, None]
         + 32,
         mask=valid[:, None, None, None],
@@ -1410,6 +1428,7 @@ def _gather_paged_kernel(
     value_cache_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
     ROTATED: tl.constexpr,
@@ -1466,7 +1485,7 @@ def _gather_paged_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1478,7 +1497,7 @@ def _gather_paged_kernel(
         value_cache_ptr
         + block[:, None, None, None] * value_cache_stride_block
         + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head
+        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, None, :, None]
         + 32,
         mask=valid[:, None, None, None],
@@ -1522,6 +1541,7 @@ def _gather_codes_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value and value_scale of one token, all heads."""
@@ -1570,7 +1590,7 @@ def _gather_codes_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1589,7 +1609,7 @@ def _gather_codes_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :]
         + 32,
         mask=valid[:, None, None],
@@ -1598,7 +1618,7 @@ def _gather_codes_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -1636,6 +1656,7 @@ def _gather_codes_paged_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value and value_scale of one token, all heads."""
@@ -1690,7 +1711,7 @@ def _gather_codes_paged_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1709,7 +1730,7 @@ def _gather_codes_paged_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :]
         + 32,
         mask=valid[:, None, None],
@@ -1718,7 +1739,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -2328,6 +2349,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

@@ -123,6 +123,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, KEY_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -135,9 +136,10 @@ def append(key, value, key_cache, value_cache, slot_mapping):
             key.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -204,6 +206,7 @@ def append_value(value, value_cache, slot_mapping):
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 56), (torch.uint8,), 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -211,9 +214,10 @@ def append_value(value, value_cache, slot_mapping):
             num_slots,
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -255,6 +259,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, KEY_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -270,9 +275,10 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
             key.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -328,6 +334,7 @@ def gather(key_cache, value_cache, slots, *, dtype=None, rotated=False, out=None
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -341,9 +348,10 @@ def gather(key_cache, value_cache, slots, *, dtype=None, rotated=False, out=None
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
+            stride_unit,
             _native(device),
             zero_skipped,
             rotated,
@@ -423,6 +431,7 @@ def gather_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -440,9 +449,10 @@ def gather_paged(
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
+            stride_unit,
             _native(device),
             zero_skipped,
             rotated,
@@ -509,6 +519,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(8, value_cache.stride(2), value_scale_out.stride(1))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -522,11 +533,12 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -616,6 +628,7 @@ def gather_codes_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, value_cache.stride(2), value_scale_out.stride(1))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -633,11 +646,12 @@ def gather_codes_paged(
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -1021,6 +1035,7 @@ def _append_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1070,7 +1085,7 @@ def _append_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None] * value_cache_stride_head
+        + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_word[None, :] * 3
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
     bits = value.to(tl.uint32, bitcast=True)
@@ -1084,7 +1099,7 @@ def _append_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None, None] * value_cache_stride_head
+        + head[:, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, :, None]
         + 48,
         stored,
@@ -1144,6 +1159,7 @@ def _append_value_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
@@ -1180,7 +1196,7 @@ def _append_value_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None] * value_cache_stride_head
+        + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_word[None, :] * 3
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
     bits = value.to(tl.uint32, bitcast=True)
@@ -1194,7 +1210,7 @@ def _append_value_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None, None] * value_cache_stride_head
+        + head[:, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, :, None]
         + 48,
         stored,
@@ -1224,6 +1240,7 @@ def _append_positions_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1279,7 +1296,7 @@ def _append_positions_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None] * value_cache_stride_head
+        + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_word[None, :] * 3
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
     bits = value.to(tl.uint32, bitcast=True)
@@ -1293,7 +1310,7 @@ def _append_positions_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None, None] * value_cache_stride_head
+        + head[:, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, :, None]
         + 48,
         stored,
@@ -1319,6 +1336,7 @@ def _gather_kernel(
     value_cache_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
     ROTATED: tl.constexpr,
@@ -1369,7 +1387,7 @@ def _gather_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_word[None, None, :] * 3
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
     bits = tl.load(value_ptrs, mask=valid[:, None, None], other=0).to(tl.uint32)
@@ -1383,7 +1401,7 @@ def _gather_kernel(
         value_cache_ptr
         + block[:, None, None, None] * value_cache_stride_block
         + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head
+        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, None, :, None]
         + 48,
         mask=valid[:, None, None, None],
@@ -1433,6 +1451,7 @@ def _gather_paged_kernel(
     value_cache_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
     ROTATED: tl.constexpr,
@@ -1489,7 +1508,7 @@ def _gather_paged_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_word[None, None, :] * 3
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
     bits = tl.load(value_ptrs, mask=valid[:, None, None], other=0).to(tl.uint32)
@@ -1503,7 +1522,7 @@ def _gather_paged_kernel(
         value_cache_ptr
         + block[:, None, None, None] * value_cache_stride_block
         + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head
+        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, None, :, None]
         + 48,
         mask=valid[:, None, None, None],
@@ -1547,6 +1566,7 @@ def _gather_codes_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value and value_scale of one token, all heads."""
@@ -1595,7 +1615,7 @@ def _gather_codes_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim[None, None, :],
         mask=valid[:, None, None] & (value_dim < VALUE_DIM)[None, None, :],
         other=0,
@@ -1614,7 +1634,7 @@ def _gather_codes_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :]
         + 48,
         mask=valid[:, None, None],
@@ -1623,7 +1643,7 @@ def _gather_codes_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -1661,6 +1681,7 @@ def _gather_codes_paged_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value and value_scale of one token, all heads."""
@@ -1715,7 +1736,7 @@ def _gather_codes_paged_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim[None, None, :],
         mask=valid[:, None, None] & (value_dim < VALUE_DIM)[None, None, :],
         other=0,
@@ -1734,7 +1755,7 @@ def _gather_codes_paged_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :]
         + 48,
         mask=valid[:, None, None],
@@ -1743,7 +1764,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -2364,6 +2385,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

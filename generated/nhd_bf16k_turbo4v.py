@@ -123,6 +123,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, KEY_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -135,9 +136,10 @@ def append(key, value, key_cache, value_cache, slot_mapping):
             key.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -204,6 +206,7 @@ def append_value(value, value_cache, slot_mapping):
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 72), (torch.uint8,), 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -211,9 +214,10 @@ def append_value(value, value_cache, slot_mapping):
             num_slots,
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -255,6 +259,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, KEY_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -270,9 +275,10 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
             key.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -328,6 +334,7 @@ def gather(key_cache, value_cache, slots, *, dtype=None, rotated=False, out=None
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -341,9 +348,10 @@ def gather(key_cache, value_cache, slots, *, dtype=None, rotated=False, out=None
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
+            stride_unit,
             _native(device),
             zero_skipped,
             rotated,
@@ -423,6 +431,7 @@ def gather_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -440,9 +449,10 @@ def gather_paged(
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
+            stride_unit,
             _native(device),
             zero_skipped,
             rotated,
@@ -509,6 +519,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(8, value_cache.stride(2), value_scale_out.stride(1))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -522,11 +533,12 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -616,6 +628,7 @@ def gather_codes_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, value_cache.stride(2), value_scale_out.stride(1))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -633,11 +646,12 @@ def gather_codes_paged(
             key_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
-            value_cache.stride(2),
+            value_cache.stride(2) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -1021,6 +1035,7 @@ def _append_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1070,7 +1085,7 @@ def _append_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None] * value_cache_stride_head
+        + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
     )
@@ -1081,7 +1096,7 @@ def _append_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None, None] * value_cache_stride_head
+        + head[:, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, :, None]
         + 64,
         stored,
@@ -1141,6 +1156,7 @@ def _append_value_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
@@ -1177,7 +1193,7 @@ def _append_value_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None] * value_cache_stride_head
+        + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
     )
@@ -1188,7 +1204,7 @@ def _append_value_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None, None] * value_cache_stride_head
+        + head[:, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, :, None]
         + 64,
         stored,
@@ -1218,6 +1234,7 @@ def _append_positions_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1273,7 +1290,7 @@ def _append_positions_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None] * value_cache_stride_head
+        + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
     )
@@ -1284,7 +1301,7 @@ def _append_positions_kernel(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
-        + head[:, None, None] * value_cache_stride_head
+        + head[:, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, :, None]
         + 64,
         stored,
@@ -1310,6 +1327,7 @@ def _gather_kernel(
     value_cache_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
     ROTATED: tl.constexpr,
@@ -1360,7 +1378,7 @@ def _gather_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1372,7 +1390,7 @@ def _gather_kernel(
         value_cache_ptr
         + block[:, None, None, None] * value_cache_stride_block
         + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head
+        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, None, :, None]
         + 64,
         mask=valid[:, None, None, None],
@@ -1422,6 +1440,7 @@ def _gather_paged_kernel(
     value_cache_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
     ROTATED: tl.constexpr,
@@ -1478,7 +1497,7 @@ def _gather_paged_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1490,7 +1509,7 @@ def _gather_paged_kernel(
         value_cache_ptr
         + block[:, None, None, None] * value_cache_stride_block
         + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head
+        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_group[None, None, :, None]
         + 64,
         mask=valid[:, None, None, None],
@@ -1534,6 +1553,7 @@ def _gather_codes_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value and value_scale of one token, all heads."""
@@ -1582,7 +1602,7 @@ def _gather_codes_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1601,7 +1621,7 @@ def _gather_codes_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :]
         + 64,
         mask=valid[:, None, None],
@@ -1610,7 +1630,7 @@ def _gather_codes_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -1648,6 +1668,7 @@ def _gather_codes_paged_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value and value_scale of one token, all heads."""
@@ -1702,7 +1723,7 @@ def _gather_codes_paged_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1721,7 +1742,7 @@ def _gather_codes_paged_kernel(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
         + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :]
         + 64,
         mask=valid[:, None, None],
@@ -1730,7 +1751,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -2361,6 +2382,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

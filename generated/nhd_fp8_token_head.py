@@ -710,6 +710,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 1), (value_scales.dtype,), device, exact=True
     )
+    stride_unit = _stride_unit(
+        8, key_scales.stride(1), key_scale_out.stride(0), value_scales.stride(1), value_scale_out.stride(0)
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -722,8 +725,8 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             key_out.stride(0),
             key_out.stride(1),
             key_scales.stride(0),
-            key_scales.stride(1),
-            key_scale_out.stride(0),
+            key_scales.stride(1) // stride_unit,
+            key_scale_out.stride(0) // stride_unit,
             key_scale_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
@@ -731,9 +734,10 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             value_out.stride(0),
             value_out.stride(1),
             value_scales.stride(0),
-            value_scales.stride(1),
-            value_scale_out.stride(0),
+            value_scales.stride(1) // stride_unit,
+            value_scale_out.stride(0) // stride_unit,
             value_scale_out.stride(1),
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -851,6 +855,9 @@ def gather_codes_paged(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 1), (value_scales.dtype,), device, exact=True
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(
+        8, key_scales.stride(1), key_scale_out.stride(0), value_scales.stride(1), value_scale_out.stride(0)
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -867,8 +874,8 @@ def gather_codes_paged(
             key_out.stride(0),
             key_out.stride(1),
             key_scales.stride(0),
-            key_scales.stride(1),
-            key_scale_out.stride(0),
+            key_scales.stride(1) // stride_unit,
+            key_scale_out.stride(0) // stride_unit,
             key_scale_out.stride(1),
             value_cache.stride(0),
             value_cache.stride(1),
@@ -876,9 +883,10 @@ def gather_codes_paged(
             value_out.stride(0),
             value_out.stride(1),
             value_scales.stride(0),
-            value_scales.stride(1),
-            value_scale_out.stride(0),
+            value_scales.stride(1) // stride_unit,
+            value_scale_out.stride(0) // stride_unit,
             value_scale_out.stride(1),
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -1885,6 +1893,7 @@ def _gather_codes_kernel(
     value_scales_stride_slot,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and key_scale and value and value_scale of one token, all heads."""
@@ -1930,13 +1939,15 @@ def _gather_codes_kernel(
     key_scale = tl.load(
         key_scales_ptr
         + block[:, None] * key_scales_stride_block
-        + slot[:, None] * key_scales_stride_slot
+        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
         + head[None, :],
         mask=valid[:, None],
         other=0,
     )
     tl.store(
-        key_scale_out_ptr + token[:, None] * key_scale_out_stride_token + head[None, :] * key_scale_out_stride_head,
+        key_scale_out_ptr
+        + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
+        + head[None, :] * key_scale_out_stride_head,
         key_scale,
         mask=written[:, None],
     )
@@ -1964,14 +1975,14 @@ def _gather_codes_kernel(
     value_scale = tl.load(
         value_scales_ptr
         + block[:, None] * value_scales_stride_block
-        + slot[:, None] * value_scales_stride_slot
+        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
         + head[None, :],
         mask=valid[:, None],
         other=0,
     )
     tl.store(
         value_scale_out_ptr
-        + token[:, None] * value_scale_out_stride_token
+        + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT
         + head[None, :] * value_scale_out_stride_head,
         value_scale,
         mask=written[:, None],
@@ -2018,6 +2029,7 @@ def _gather_codes_paged_kernel(
     value_scales_stride_slot,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and key_scale and value and value_scale of one token, all heads."""
@@ -2069,13 +2081,15 @@ def _gather_codes_paged_kernel(
     key_scale = tl.load(
         key_scales_ptr
         + block[:, None] * key_scales_stride_block
-        + slot[:, None] * key_scales_stride_slot
+        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
         + head[None, :],
         mask=valid[:, None],
         other=0,
     )
     tl.store(
-        key_scale_out_ptr + token[:, None] * key_scale_out_stride_token + head[None, :] * key_scale_out_stride_head,
+        key_scale_out_ptr
+        + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
+        + head[None, :] * key_scale_out_stride_head,
         key_scale,
         mask=written[:, None],
     )
@@ -2103,14 +2117,14 @@ def _gather_codes_paged_kernel(
     value_scale = tl.load(
         value_scales_ptr
         + block[:, None] * value_scales_stride_block
-        + slot[:, None] * value_scales_stride_slot
+        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
         + head[None, :],
         mask=valid[:, None],
         other=0,
     )
     tl.store(
         value_scale_out_ptr
-        + token[:, None] * value_scale_out_stride_token
+        + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT
         + head[None, :] * value_scale_out_stride_head,
         value_scale,
         mask=written[:, None],
@@ -2754,6 +2768,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

@@ -629,6 +629,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 4), (value_scales.dtype,), device, exact=True
     )
+    stride_unit = _stride_unit(
+        4, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
+    )
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -643,9 +646,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             key_out.stride(1),
             key_scales.stride(0),
             key_scales.stride(1),
-            key_scales.stride(2),
+            key_scales.stride(2) // stride_unit,
             key_scale_out.stride(0),
-            key_scale_out.stride(1),
+            key_scale_out.stride(1) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
@@ -653,9 +656,10 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             value_out.stride(1),
             value_scales.stride(0),
             value_scales.stride(1),
-            value_scales.stride(2),
+            value_scales.stride(2) // stride_unit,
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -762,6 +766,9 @@ def gather_codes_paged(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 4), (value_scales.dtype,), device, exact=True
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(
+        4, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
+    )
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -780,9 +787,9 @@ def gather_codes_paged(
             key_out.stride(1),
             key_scales.stride(0),
             key_scales.stride(1),
-            key_scales.stride(2),
+            key_scales.stride(2) // stride_unit,
             key_scale_out.stride(0),
-            key_scale_out.stride(1),
+            key_scale_out.stride(1) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
@@ -790,9 +797,10 @@ def gather_codes_paged(
             value_out.stride(1),
             value_scales.stride(0),
             value_scales.stride(1),
-            value_scales.stride(2),
+            value_scales.stride(2) // stride_unit,
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -1866,6 +1874,7 @@ def _gather_codes_kernel(
     value_scales_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -1916,7 +1925,7 @@ def _gather_codes_kernel(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1924,7 +1933,7 @@ def _gather_codes_kernel(
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         key_scale,
         mask=written[:, None, None],
@@ -1954,7 +1963,7 @@ def _gather_codes_kernel(
         value_scales_ptr
         + block[:, None, None] * value_scales_stride_block
         + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1962,7 +1971,7 @@ def _gather_codes_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -2011,6 +2020,7 @@ def _gather_codes_paged_kernel(
     value_scales_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -2067,7 +2077,7 @@ def _gather_codes_paged_kernel(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2075,7 +2085,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         key_scale,
         mask=written[:, None, None],
@@ -2105,7 +2115,7 @@ def _gather_codes_paged_kernel(
         value_scales_ptr
         + block[:, None, None] * value_scales_stride_block
         + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2113,7 +2123,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -2828,6 +2838,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

@@ -464,6 +464,7 @@ def gather_codes(key_cache, value_cache, key_params, value_params, slots, *, out
     _check_stream(
         "value_zero_out", value_zero_out, num_tokens, (NUM_HEADS, 4), (value_params.dtype,), device, exact=True
     )
+    stride_unit = _stride_unit(8, value_params.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -490,12 +491,13 @@ def gather_codes(key_cache, value_cache, key_params, value_params, slots, *, out
             value_out.stride(1),
             value_params.stride(0),
             value_params.stride(1),
-            value_params.stride(2),
+            value_params.stride(2) // stride_unit,
             value_params.stride(3),
             value_scale_out.stride(0),
             value_scale_out.stride(1),
             value_zero_out.stride(0),
             value_zero_out.stride(1),
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -613,6 +615,7 @@ def gather_codes_paged(
         "value_zero_out", value_zero_out, num_tokens, (NUM_HEADS, 4), (value_params.dtype,), device, exact=True
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, value_params.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -643,12 +646,13 @@ def gather_codes_paged(
             value_out.stride(1),
             value_params.stride(0),
             value_params.stride(1),
-            value_params.stride(2),
+            value_params.stride(2) // stride_unit,
             value_params.stride(3),
             value_scale_out.stride(0),
             value_scale_out.stride(1),
             value_zero_out.stride(0),
             value_zero_out.stride(1),
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -1518,6 +1522,7 @@ def _gather_codes_kernel(
     value_scale_out_stride_head,
     value_zero_out_stride_token,
     value_zero_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and key_scale and key_zero and value and value_scale and value_zero of one token, all heads."""
@@ -1630,7 +1635,7 @@ def _gather_codes_kernel(
         value_params_ptr
         + block[:, None, None] * value_params_stride_block
         + slot[:, None, None] * value_params_stride_slot
-        + head[None, None, :] * value_params_stride_head
+        + head[None, None, :] * value_params_stride_head * STRIDE_UNIT
         + value_scale_dim[None, :, None] * value_params_stride_dim_div32,
         mask=valid[:, None, None],
         other=0,
@@ -1649,7 +1654,7 @@ def _gather_codes_kernel(
         value_params_ptr
         + block[:, None, None] * value_params_stride_block
         + slot[:, None, None] * value_params_stride_slot
-        + head[None, None, :] * value_params_stride_head
+        + head[None, None, :] * value_params_stride_head * STRIDE_UNIT
         + value_zero_dim[None, :, None] * value_params_stride_dim_div32
         + 1,
         mask=valid[:, None, None],
@@ -1715,6 +1720,7 @@ def _gather_codes_paged_kernel(
     value_scale_out_stride_head,
     value_zero_out_stride_token,
     value_zero_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and key_scale and key_zero and value and value_scale and value_zero of one token, all heads."""
@@ -1833,7 +1839,7 @@ def _gather_codes_paged_kernel(
         value_params_ptr
         + block[:, None, None] * value_params_stride_block
         + slot[:, None, None] * value_params_stride_slot
-        + head[None, None, :] * value_params_stride_head
+        + head[None, None, :] * value_params_stride_head * STRIDE_UNIT
         + value_scale_dim[None, :, None] * value_params_stride_dim_div32,
         mask=valid[:, None, None],
         other=0,
@@ -1852,7 +1858,7 @@ def _gather_codes_paged_kernel(
         value_params_ptr
         + block[:, None, None] * value_params_stride_block
         + slot[:, None, None] * value_params_stride_slot
-        + head[None, None, :] * value_params_stride_head
+        + head[None, None, :] * value_params_stride_head * STRIDE_UNIT
         + value_zero_dim[None, :, None] * value_params_stride_dim_div32
         + 1,
         mask=valid[:, None, None],
@@ -2587,6 +2593,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

@@ -163,6 +163,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    stride_unit = _stride_unit(4, key_cache.stride(4), value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -177,7 +178,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             key_scales.stride(0),
             key_scales.stride(1),
             key_scales.stride(2),
-            key_cache.stride(4),
+            key_cache.stride(4) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
@@ -187,7 +188,8 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
-            value_cache.stride(4),
+            value_cache.stride(4) // stride_unit,
+            stride_unit,
         )
         with _on(device):
             compiled = _append_kernel[grid](
@@ -224,6 +226,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    stride_unit = _stride_unit(4, key_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -238,7 +241,8 @@ def append_key(key, key_cache, key_scales, slot_mapping):
             key_scales.stride(0),
             key_scales.stride(1),
             key_scales.stride(2),
-            key_cache.stride(4),
+            key_cache.stride(4) // stride_unit,
+            stride_unit,
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
@@ -272,6 +276,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    stride_unit = _stride_unit(4, value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -286,7 +291,8 @@ def append_value(value, value_cache, value_scales, slot_mapping):
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
-            value_cache.stride(4),
+            value_cache.stride(4) // stride_unit,
+            stride_unit,
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
@@ -334,6 +340,7 @@ def append_positions(
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    stride_unit = _stride_unit(4, key_cache.stride(4), value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -351,7 +358,7 @@ def append_positions(
             key_scales.stride(0),
             key_scales.stride(1),
             key_scales.stride(2),
-            key_cache.stride(4),
+            key_cache.stride(4) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
@@ -361,7 +368,8 @@ def append_positions(
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
-            value_cache.stride(4),
+            value_cache.stride(4) // stride_unit,
+            stride_unit,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
@@ -427,6 +435,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(4, key_cache.stride(4), value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -442,7 +451,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
             key_scales.stride(0),
             key_scales.stride(1),
             key_scales.stride(2),
-            key_cache.stride(4),
+            key_cache.stride(4) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
@@ -452,7 +461,8 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
-            value_cache.stride(4),
+            value_cache.stride(4) // stride_unit,
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -549,6 +559,7 @@ def gather_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(4, key_cache.stride(4), value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -568,7 +579,7 @@ def gather_paged(
             key_scales.stride(0),
             key_scales.stride(1),
             key_scales.stride(2),
-            key_cache.stride(4),
+            key_cache.stride(4) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
@@ -578,7 +589,8 @@ def gather_paged(
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
-            value_cache.stride(4),
+            value_cache.stride(4) // stride_unit,
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -654,6 +666,15 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 4), (value_scales.dtype,), device, exact=True
     )
+    stride_unit = _stride_unit(
+        4,
+        key_cache.stride(4),
+        key_scales.stride(2),
+        key_scale_out.stride(1),
+        value_cache.stride(4),
+        value_scales.stride(2),
+        value_scale_out.stride(1),
+    )
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -665,26 +686,27 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             key_cache.stride(1),
             key_cache.stride(2),
             key_cache.stride(3),
-            key_cache.stride(4),
+            key_cache.stride(4) // stride_unit,
             key_out.stride(0),
             key_out.stride(1),
             key_scales.stride(0),
             key_scales.stride(1),
-            key_scales.stride(2),
+            key_scales.stride(2) // stride_unit,
             key_scale_out.stride(0),
-            key_scale_out.stride(1),
+            key_scale_out.stride(1) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
             value_cache.stride(3),
-            value_cache.stride(4),
+            value_cache.stride(4) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scales.stride(0),
             value_scales.stride(1),
-            value_scales.stride(2),
+            value_scales.stride(2) // stride_unit,
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -791,6 +813,15 @@ def gather_codes_paged(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 4), (value_scales.dtype,), device, exact=True
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(
+        4,
+        key_cache.stride(4),
+        key_scales.stride(2),
+        key_scale_out.stride(1),
+        value_cache.stride(4),
+        value_scales.stride(2),
+        value_scale_out.stride(1),
+    )
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -806,26 +837,27 @@ def gather_codes_paged(
             key_cache.stride(1),
             key_cache.stride(2),
             key_cache.stride(3),
-            key_cache.stride(4),
+            key_cache.stride(4) // stride_unit,
             key_out.stride(0),
             key_out.stride(1),
             key_scales.stride(0),
             key_scales.stride(1),
-            key_scales.stride(2),
+            key_scales.stride(2) // stride_unit,
             key_scale_out.stride(0),
-            key_scale_out.stride(1),
+            key_scale_out.stride(1) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
             value_cache.stride(3),
-            value_cache.stride(4),
+            value_cache.stride(4) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scales.stride(0),
             value_scales.stride(1),
-            value_scales.stride(2),
+            value_scales.stride(2) // stride_unit,
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -1320,6 +1352,7 @@ def _append_kernel(
     value_scales_stride_slot,
     value_scales_stride_head,
     value_cache_stride_bit,
+    STRIDE_UNIT: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1367,7 +1400,7 @@ def _append_kernel(
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
-        + key_cache_stride_bit
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1379,7 +1412,7 @@ def _append_kernel(
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 2
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1391,7 +1424,7 @@ def _append_kernel(
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 3
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1431,7 +1464,7 @@ def _append_kernel(
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
-        + value_cache_stride_bit
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1443,7 +1476,7 @@ def _append_kernel(
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 2
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1455,7 +1488,7 @@ def _append_kernel(
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 3
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1489,6 +1522,7 @@ def _append_key_kernel(
     key_scales_stride_slot,
     key_scales_stride_head,
     key_cache_stride_bit,
+    STRIDE_UNIT: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1535,7 +1569,7 @@ def _append_key_kernel(
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
-        + key_cache_stride_bit
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1547,7 +1581,7 @@ def _append_key_kernel(
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 2
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1559,7 +1593,7 @@ def _append_key_kernel(
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 3
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1593,6 +1627,7 @@ def _append_value_kernel(
     value_scales_stride_slot,
     value_scales_stride_head,
     value_cache_stride_bit,
+    STRIDE_UNIT: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1639,7 +1674,7 @@ def _append_value_kernel(
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
-        + value_cache_stride_bit
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1651,7 +1686,7 @@ def _append_value_kernel(
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 2
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1663,7 +1698,7 @@ def _append_value_kernel(
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 3
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1715,6 +1750,7 @@ def _append_positions_kernel(
     value_scales_stride_slot,
     value_scales_stride_head,
     value_cache_stride_bit,
+    STRIDE_UNIT: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1768,7 +1804,7 @@ def _append_positions_kernel(
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
-        + key_cache_stride_bit
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1780,7 +1816,7 @@ def _append_positions_kernel(
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 2
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1792,7 +1828,7 @@ def _append_positions_kernel(
         + slot * key_cache_stride_slot
         + head[:, None] * key_cache_stride_head
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 3
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1832,7 +1868,7 @@ def _append_positions_kernel(
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
-        + value_cache_stride_bit
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1844,7 +1880,7 @@ def _append_positions_kernel(
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 2
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1856,7 +1892,7 @@ def _append_positions_kernel(
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 3
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
     )
@@ -1904,6 +1940,7 @@ def _gather_kernel(
     value_scales_stride_slot,
     value_scales_stride_head,
     value_cache_stride_bit,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value of one token, all heads."""
@@ -1945,7 +1982,7 @@ def _gather_kernel(
         + slot[:, None, None] * key_cache_stride_slot
         + head[None, :, None] * key_cache_stride_head
         + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + key_cache_stride_bit
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1959,7 +1996,7 @@ def _gather_kernel(
         + slot[:, None, None] * key_cache_stride_slot
         + head[None, :, None] * key_cache_stride_head
         + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 2
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1973,7 +2010,7 @@ def _gather_kernel(
         + slot[:, None, None] * key_cache_stride_slot
         + head[None, :, None] * key_cache_stride_head
         + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 3
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2022,7 +2059,7 @@ def _gather_kernel(
         + slot[:, None, None] * value_cache_stride_slot
         + head[None, :, None] * value_cache_stride_head
         + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + value_cache_stride_bit
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2036,7 +2073,7 @@ def _gather_kernel(
         + slot[:, None, None] * value_cache_stride_slot
         + head[None, :, None] * value_cache_stride_head
         + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 2
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2050,7 +2087,7 @@ def _gather_kernel(
         + slot[:, None, None] * value_cache_stride_slot
         + head[None, :, None] * value_cache_stride_head
         + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 3
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2121,6 +2158,7 @@ def _gather_paged_kernel(
     value_scales_stride_slot,
     value_scales_stride_head,
     value_cache_stride_bit,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value of one token, all heads."""
@@ -2168,7 +2206,7 @@ def _gather_paged_kernel(
         + slot[:, None, None] * key_cache_stride_slot
         + head[None, :, None] * key_cache_stride_head
         + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + key_cache_stride_bit
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2182,7 +2220,7 @@ def _gather_paged_kernel(
         + slot[:, None, None] * key_cache_stride_slot
         + head[None, :, None] * key_cache_stride_head
         + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 2
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2196,7 +2234,7 @@ def _gather_paged_kernel(
         + slot[:, None, None] * key_cache_stride_slot
         + head[None, :, None] * key_cache_stride_head
         + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * 3
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2245,7 +2283,7 @@ def _gather_paged_kernel(
         + slot[:, None, None] * value_cache_stride_slot
         + head[None, :, None] * value_cache_stride_head
         + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + value_cache_stride_bit
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2259,7 +2297,7 @@ def _gather_paged_kernel(
         + slot[:, None, None] * value_cache_stride_slot
         + head[None, :, None] * value_cache_stride_head
         + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 2
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2273,7 +2311,7 @@ def _gather_paged_kernel(
         + slot[:, None, None] * value_cache_stride_slot
         + head[None, :, None] * value_cache_stride_head
         + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * 3
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2341,6 +2379,7 @@ def _gather_codes_kernel(
     value_scales_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -2374,7 +2413,7 @@ def _gather_codes_kernel(
         + slot[:, None, None] * key_cache_stride_slot
         + head[None, None, :] * key_cache_stride_head
         + (key_dim // 4 % 4)[None, :, None] * key_cache_stride_dim_div32_mod4
-        + (key_dim // 16)[None, :, None] * key_cache_stride_bit
+        + (key_dim // 16)[None, :, None] * key_cache_stride_bit * STRIDE_UNIT
         + (key_dim % 4)[None, :, None],
         mask=valid[:, None, None],
         other=0,
@@ -2393,7 +2432,7 @@ def _gather_codes_kernel(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2401,7 +2440,7 @@ def _gather_codes_kernel(
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         key_scale,
         mask=written[:, None, None],
@@ -2414,7 +2453,7 @@ def _gather_codes_kernel(
         + slot[:, None, None] * value_cache_stride_slot
         + head[None, None, :] * value_cache_stride_head
         + (value_dim // 4 % 4)[None, :, None] * value_cache_stride_dim_div32_mod4
-        + (value_dim // 16)[None, :, None] * value_cache_stride_bit
+        + (value_dim // 16)[None, :, None] * value_cache_stride_bit * STRIDE_UNIT
         + (value_dim % 4)[None, :, None],
         mask=valid[:, None, None],
         other=0,
@@ -2433,7 +2472,7 @@ def _gather_codes_kernel(
         value_scales_ptr
         + block[:, None, None] * value_scales_stride_block
         + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2441,7 +2480,7 @@ def _gather_codes_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -2494,6 +2533,7 @@ def _gather_codes_paged_kernel(
     value_scales_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -2533,7 +2573,7 @@ def _gather_codes_paged_kernel(
         + slot[:, None, None] * key_cache_stride_slot
         + head[None, None, :] * key_cache_stride_head
         + (key_dim // 4 % 4)[None, :, None] * key_cache_stride_dim_div32_mod4
-        + (key_dim // 16)[None, :, None] * key_cache_stride_bit
+        + (key_dim // 16)[None, :, None] * key_cache_stride_bit * STRIDE_UNIT
         + (key_dim % 4)[None, :, None],
         mask=valid[:, None, None],
         other=0,
@@ -2552,7 +2592,7 @@ def _gather_codes_paged_kernel(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2560,7 +2600,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         key_scale,
         mask=written[:, None, None],
@@ -2573,7 +2613,7 @@ def _gather_codes_paged_kernel(
         + slot[:, None, None] * value_cache_stride_slot
         + head[None, None, :] * value_cache_stride_head
         + (value_dim // 4 % 4)[None, :, None] * value_cache_stride_dim_div32_mod4
-        + (value_dim // 16)[None, :, None] * value_cache_stride_bit
+        + (value_dim // 16)[None, :, None] * value_cache_stride_bit * STRIDE_UNIT
         + (value_dim % 4)[None, :, None],
         mask=valid[:, None, None],
         other=0,
@@ -2592,7 +2632,7 @@ def _gather_codes_paged_kernel(
         value_scales_ptr
         + block[:, None, None] * value_scales_stride_block
         + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2600,7 +2640,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -3361,6 +3401,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

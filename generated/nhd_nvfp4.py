@@ -798,6 +798,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(
+        8, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
+    )
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -812,9 +815,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             key_out.stride(1),
             key_scales.stride(0),
             key_scales.stride(1),
-            key_scales.stride(2),
+            key_scales.stride(2) // stride_unit,
             key_scale_out.stride(0),
-            key_scale_out.stride(1),
+            key_scale_out.stride(1) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
@@ -822,9 +825,10 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             value_out.stride(1),
             value_scales.stride(0),
             value_scales.stride(1),
-            value_scales.stride(2),
+            value_scales.stride(2) // stride_unit,
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -952,6 +956,9 @@ def gather_codes_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(
+        8, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
+    )
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -970,9 +977,9 @@ def gather_codes_paged(
             key_out.stride(1),
             key_scales.stride(0),
             key_scales.stride(1),
-            key_scales.stride(2),
+            key_scales.stride(2) // stride_unit,
             key_scale_out.stride(0),
-            key_scale_out.stride(1),
+            key_scale_out.stride(1) // stride_unit,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
@@ -980,9 +987,10 @@ def gather_codes_paged(
             value_out.stride(1),
             value_scales.stride(0),
             value_scales.stride(1),
-            value_scales.stride(2),
+            value_scales.stride(2) // stride_unit,
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -2120,6 +2128,7 @@ def _gather_codes_kernel(
     value_scales_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -2170,7 +2179,7 @@ def _gather_codes_kernel(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2178,7 +2187,7 @@ def _gather_codes_kernel(
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         key_scale,
         mask=written[:, None, None],
@@ -2208,7 +2217,7 @@ def _gather_codes_kernel(
         value_scales_ptr
         + block[:, None, None] * value_scales_stride_block
         + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2216,7 +2225,7 @@ def _gather_codes_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -2265,6 +2274,7 @@ def _gather_codes_paged_kernel(
     value_scales_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -2321,7 +2331,7 @@ def _gather_codes_paged_kernel(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2329,7 +2339,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         key_scale,
         mask=written[:, None, None],
@@ -2359,7 +2369,7 @@ def _gather_codes_paged_kernel(
         value_scales_ptr
         + block[:, None, None] * value_scales_stride_block
         + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -2367,7 +2377,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -3162,6 +3172,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

@@ -131,6 +131,7 @@ def append(key, value, kv_cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, kv_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -138,11 +139,12 @@ def append(key, value, kv_cache, slot_mapping):
             num_slots,
             kv_cache.stride(0),
             kv_cache.stride(1),
-            kv_cache.stride(2),
+            kv_cache.stride(2) // stride_unit,
             key.stride(0),
             key.stride(1),
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -175,6 +177,7 @@ def append_key(key, kv_cache, slot_mapping):
     _check_buffer("kv_cache", kv_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 264), (torch.uint8,), 4, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, kv_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -182,9 +185,10 @@ def append_key(key, kv_cache, slot_mapping):
             num_slots,
             kv_cache.stride(0),
             kv_cache.stride(1),
-            kv_cache.stride(2),
+            kv_cache.stride(2) // stride_unit,
             key.stride(0),
             key.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -211,6 +215,7 @@ def append_value(value, kv_cache, slot_mapping):
     _check_buffer("kv_cache", kv_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 264), (torch.uint8,), 4, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, kv_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -218,9 +223,10 @@ def append_value(value, kv_cache, slot_mapping):
             num_slots,
             kv_cache.stride(0),
             kv_cache.stride(1),
-            kv_cache.stride(2),
+            kv_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -260,6 +266,7 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    stride_unit = _stride_unit(8, kv_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -270,11 +277,12 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
             num_slots,
             kv_cache.stride(0),
             kv_cache.stride(1),
-            kv_cache.stride(2),
+            kv_cache.stride(2) // stride_unit,
             key.stride(0),
             key.stride(1),
             value.stride(0),
             value.stride(1),
+            stride_unit,
             _native(device),
         )
         with _on(device):
@@ -335,6 +343,7 @@ def gather(kv_cache, slots, *, dtype=None, out=None, zero_skipped=False):
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(8, kv_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -343,11 +352,12 @@ def gather(kv_cache, slots, *, dtype=None, out=None, zero_skipped=False):
             num_tokens,
             kv_cache.stride(0),
             kv_cache.stride(1),
-            kv_cache.stride(2),
+            kv_cache.stride(2) // stride_unit,
             key_out.stride(0),
             key_out.stride(1),
             value_out.stride(0),
             value_out.stride(1),
+            stride_unit,
             _native(device),
             zero_skipped,
         )
@@ -436,6 +446,7 @@ def gather_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, kv_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -448,11 +459,12 @@ def gather_paged(
             num_tokens,
             kv_cache.stride(0),
             kv_cache.stride(1),
-            kv_cache.stride(2),
+            kv_cache.stride(2) // stride_unit,
             key_out.stride(0),
             key_out.stride(1),
             value_out.stride(0),
             value_out.stride(1),
+            stride_unit,
             _native(device),
             zero_skipped,
         )
@@ -512,6 +524,7 @@ def gather_codes(kv_cache, slots, *, out=None, zero_skipped=False):
         "value_out", value_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
     _check_stream("value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 1), (torch.float32,), device, exact=True)
+    stride_unit = _stride_unit(8, kv_cache.stride(2), key_scale_out.stride(0), value_scale_out.stride(0))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -520,15 +533,16 @@ def gather_codes(kv_cache, slots, *, out=None, zero_skipped=False):
             num_tokens,
             kv_cache.stride(0),
             kv_cache.stride(1),
-            kv_cache.stride(2),
+            kv_cache.stride(2) // stride_unit,
             key_out.stride(0),
             key_out.stride(1),
-            key_scale_out.stride(0),
+            key_scale_out.stride(0) // stride_unit,
             key_scale_out.stride(1),
             value_out.stride(0),
             value_out.stride(1),
-            value_scale_out.stride(0),
+            value_scale_out.stride(0) // stride_unit,
             value_scale_out.stride(1),
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -604,6 +618,7 @@ def gather_codes_paged(
     )
     _check_stream("value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 1), (torch.float32,), device, exact=True)
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, kv_cache.stride(2), key_scale_out.stride(0), value_scale_out.stride(0))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -616,15 +631,16 @@ def gather_codes_paged(
             num_tokens,
             kv_cache.stride(0),
             kv_cache.stride(1),
-            kv_cache.stride(2),
+            kv_cache.stride(2) // stride_unit,
             key_out.stride(0),
             key_out.stride(1),
-            key_scale_out.stride(0),
+            key_scale_out.stride(0) // stride_unit,
             key_scale_out.stride(1),
             value_out.stride(0),
             value_out.stride(1),
-            value_scale_out.stride(0),
+            value_scale_out.stride(0) // stride_unit,
             value_scale_out.stride(1),
+            stride_unit,
             zero_skipped,
         )
         with _on(device):
@@ -965,6 +981,7 @@ def _append_kernel(
     key_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -996,7 +1013,7 @@ def _append_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 32, scale)
     key = _times(key, tl.div_rn(1.0, scale), scale)
@@ -1005,7 +1022,7 @@ def _append_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, :],
         key,
     )
@@ -1019,7 +1036,7 @@ def _append_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 65, scale)
     value = _times(value, tl.div_rn(1.0, scale), scale)
@@ -1028,7 +1045,7 @@ def _append_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, :]
         + 132,
         value,
@@ -1046,6 +1063,7 @@ def _append_key_kernel(
     kv_cache_stride_head,
     key_stride_token,
     key_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
@@ -1076,7 +1094,7 @@ def _append_key_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 32, scale)
     key = _times(key, tl.div_rn(1.0, scale), scale)
@@ -1085,7 +1103,7 @@ def _append_key_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, :],
         key,
     )
@@ -1102,6 +1120,7 @@ def _append_value_kernel(
     kv_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
@@ -1132,7 +1151,7 @@ def _append_value_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 65, scale)
     value = _times(value, tl.div_rn(1.0, scale), scale)
@@ -1141,7 +1160,7 @@ def _append_value_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, :]
         + 132,
         value,
@@ -1167,6 +1186,7 @@ def _append_positions_kernel(
     key_stride_head,
     value_stride_token,
     value_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1204,7 +1224,7 @@ def _append_positions_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 32, scale)
     key = _times(key, tl.div_rn(1.0, scale), scale)
@@ -1213,7 +1233,7 @@ def _append_positions_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, :],
         key,
     )
@@ -1227,7 +1247,7 @@ def _append_positions_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 65, scale)
     value = _times(value, tl.div_rn(1.0, scale), scale)
@@ -1236,7 +1256,7 @@ def _append_positions_kernel(
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head
+        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, :]
         + 132,
         value,
@@ -1258,6 +1278,7 @@ def _gather_kernel(
     key_out_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -1284,7 +1305,7 @@ def _gather_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1294,7 +1315,7 @@ def _gather_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     scale = tl.load(scale_ptrs + 32, mask=valid[:, None, None], other=0)
     scale = _to_float32(scale)
@@ -1314,7 +1335,7 @@ def _gather_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, None, :]
         + 132,
         mask=valid[:, None, None],
@@ -1325,7 +1346,7 @@ def _gather_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     scale = tl.load(scale_ptrs + 65, mask=valid[:, None, None], other=0)
     scale = _to_float32(scale)
@@ -1365,6 +1386,7 @@ def _gather_paged_kernel(
     key_out_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -1397,7 +1419,7 @@ def _gather_paged_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1407,7 +1429,7 @@ def _gather_paged_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     scale = tl.load(scale_ptrs + 32, mask=valid[:, None, None], other=0)
     scale = _to_float32(scale)
@@ -1427,7 +1449,7 @@ def _gather_paged_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, None, :]
         + 132,
         mask=valid[:, None, None],
@@ -1438,7 +1460,7 @@ def _gather_paged_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     scale = tl.load(scale_ptrs + 65, mask=valid[:, None, None], other=0)
     scale = _to_float32(scale)
@@ -1475,6 +1497,7 @@ def _gather_codes_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and key_scale and value and value_scale of one token, all heads."""
@@ -1502,7 +1525,7 @@ def _gather_codes_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
         + key_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1521,11 +1544,13 @@ def _gather_codes_kernel(
         kv_cache_ptr
         + block[:, None] * kv_cache_stride_block
         + slot[:, None] * kv_cache_stride_slot
-        + head[None, :] * kv_cache_stride_head
+        + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(key_scale_out_ptr.dtype.element_ty), bitcast=True)
     key_scale = tl.load(key_scale_ptrs + 32, mask=valid[:, None], other=0)
     tl.store(
-        key_scale_out_ptr + token[:, None] * key_scale_out_stride_token + head[None, :] * key_scale_out_stride_head,
+        key_scale_out_ptr
+        + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
+        + head[None, :] * key_scale_out_stride_head,
         key_scale,
         mask=written[:, None],
     )
@@ -1535,7 +1560,7 @@ def _gather_codes_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
         + value_dim[None, None, :]
         + 132,
         mask=valid[:, None, None],
@@ -1555,12 +1580,12 @@ def _gather_codes_kernel(
         kv_cache_ptr
         + block[:, None] * kv_cache_stride_block
         + slot[:, None] * kv_cache_stride_slot
-        + head[None, :] * kv_cache_stride_head
+        + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(value_scale_out_ptr.dtype.element_ty), bitcast=True)
     value_scale = tl.load(value_scale_ptrs + 65, mask=valid[:, None], other=0)
     tl.store(
         value_scale_out_ptr
-        + token[:, None] * value_scale_out_stride_token
+        + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT
         + head[None, :] * value_scale_out_stride_head,
         value_scale,
         mask=written[:, None],
@@ -1597,6 +1622,7 @@ def _gather_codes_paged_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and key_scale and value and value_scale of one token, all heads."""
@@ -1630,7 +1656,7 @@ def _gather_codes_paged_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
         + key_dim[None, None, :],
         mask=valid[:, None, None],
         other=0,
@@ -1649,11 +1675,13 @@ def _gather_codes_paged_kernel(
         kv_cache_ptr
         + block[:, None] * kv_cache_stride_block
         + slot[:, None] * kv_cache_stride_slot
-        + head[None, :] * kv_cache_stride_head
+        + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(key_scale_out_ptr.dtype.element_ty), bitcast=True)
     key_scale = tl.load(key_scale_ptrs + 32, mask=valid[:, None], other=0)
     tl.store(
-        key_scale_out_ptr + token[:, None] * key_scale_out_stride_token + head[None, :] * key_scale_out_stride_head,
+        key_scale_out_ptr
+        + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
+        + head[None, :] * key_scale_out_stride_head,
         key_scale,
         mask=written[:, None],
     )
@@ -1663,7 +1691,7 @@ def _gather_codes_paged_kernel(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
         + value_dim[None, None, :]
         + 132,
         mask=valid[:, None, None],
@@ -1683,12 +1711,12 @@ def _gather_codes_paged_kernel(
         kv_cache_ptr
         + block[:, None] * kv_cache_stride_block
         + slot[:, None] * kv_cache_stride_slot
-        + head[None, :] * kv_cache_stride_head
+        + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(value_scale_out_ptr.dtype.element_ty), bitcast=True)
     value_scale = tl.load(value_scale_ptrs + 65, mask=valid[:, None], other=0)
     tl.store(
         value_scale_out_ptr
-        + token[:, None] * value_scale_out_stride_token
+        + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT
         + head[None, :] * value_scale_out_stride_head,
         value_scale,
         mask=written[:, None],
@@ -2154,6 +2182,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

@@ -563,6 +563,7 @@ def gather_codes(kv_cache, slots, *, out=None, zero_skipped=False):
         device,
         exact=True,
     )
+    stride_unit = _stride_unit(8, key_scale_out.stride(1), value_scale_out.stride(1))
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -576,11 +577,12 @@ def gather_codes(kv_cache, slots, *, out=None, zero_skipped=False):
             key_out.stride(0),
             key_out.stride(1),
             key_scale_out.stride(0),
-            key_scale_out.stride(1),
+            key_scale_out.stride(1) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -669,6 +671,7 @@ def gather_codes_paged(
         exact=True,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    stride_unit = _stride_unit(8, key_scale_out.stride(1), value_scale_out.stride(1))
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -686,11 +689,12 @@ def gather_codes_paged(
             key_out.stride(0),
             key_out.stride(1),
             key_scale_out.stride(0),
-            key_scale_out.stride(1),
+            key_scale_out.stride(1) // stride_unit,
             value_out.stride(0),
             value_out.stride(1),
             value_scale_out.stride(0),
-            value_scale_out.stride(1),
+            value_scale_out.stride(1) // stride_unit,
+            stride_unit,
             tokens,
             zero_skipped,
         )
@@ -1659,6 +1663,7 @@ def _gather_codes_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -1718,7 +1723,7 @@ def _gather_codes_kernel(
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         key_scale,
         mask=written[:, None, None],
@@ -1758,7 +1763,7 @@ def _gather_codes_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -1795,6 +1800,7 @@ def _gather_codes_paged_kernel(
     value_out_stride_head,
     value_scale_out_stride_token,
     value_scale_out_stride_head,
+    STRIDE_UNIT: tl.constexpr,
     TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
@@ -1860,7 +1866,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
         + key_scale_dim[None, None, :],
         key_scale,
         mask=written[:, None, None],
@@ -1900,7 +1906,7 @@ def _gather_codes_paged_kernel(
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
-        + head[None, :, None] * value_scale_out_stride_head
+        + head[None, :, None] * value_scale_out_stride_head * STRIDE_UNIT
         + value_scale_dim[None, None, :],
         value_scale,
         mask=written[:, None, None],
@@ -2497,6 +2503,13 @@ def _check_integers(name, tensor, device, length=None):
     if tensor.stride(0) != 1 and tensor.shape[0] > 1:
         raise ValueError(f"{name}: expected a stride of 1, got {tensor.stride(0)}")
     return tensor.shape[0]
+
+
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

@@ -101,7 +101,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
-    stride_unit = _stride_unit(8, key, key_cache, value, value_cache)
+    stride_unit = _stride_unit(8, key_cache.stride(3))
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -109,17 +109,17 @@ def append(key, value, key_cache, value_cache, slot_mapping):
         numbers = (
             num_slots,
             num_tokens,
-            key_cache.stride(0) // stride_unit,
-            key_cache.stride(1) // stride_unit,
-            key_cache.stride(2) // stride_unit,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
             key_cache.stride(3) // stride_unit,
-            key.stride(0) // stride_unit,
-            key.stride(1) // stride_unit,
-            value_cache.stride(0) // stride_unit,
-            value_cache.stride(1) // stride_unit,
-            value_cache.stride(2) // stride_unit,
-            value.stride(0) // stride_unit,
-            value.stride(1) // stride_unit,
+            key.stride(0),
+            key.stride(1),
+            value_cache.stride(0),
+            value_cache.stride(1),
+            value_cache.stride(2),
+            value.stride(0),
+            value.stride(1),
             stride_unit,
             tokens,
         )
@@ -145,7 +145,7 @@ def append_key(key, key_cache, slot_mapping):
     _check_buffer("key_cache", key_cache, (num_blocks, NUM_HEADS, 16, BLOCK_SIZE, 8), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
-    stride_unit = _stride_unit(8, key, key_cache)
+    stride_unit = _stride_unit(8, key_cache.stride(3))
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -153,12 +153,12 @@ def append_key(key, key_cache, slot_mapping):
         numbers = (
             num_slots,
             num_tokens,
-            key_cache.stride(0) // stride_unit,
-            key_cache.stride(1) // stride_unit,
-            key_cache.stride(2) // stride_unit,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
             key_cache.stride(3) // stride_unit,
-            key.stride(0) // stride_unit,
-            key.stride(1) // stride_unit,
+            key.stride(0),
+            key.stride(1),
             stride_unit,
             tokens,
         )
@@ -230,7 +230,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
-    stride_unit = _stride_unit(8, key, key_cache, value, value_cache)
+    stride_unit = _stride_unit(8, key_cache.stride(3))
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -241,17 +241,17 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
             block_table.shape[0],
             num_slots,
             num_tokens,
-            key_cache.stride(0) // stride_unit,
-            key_cache.stride(1) // stride_unit,
-            key_cache.stride(2) // stride_unit,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
             key_cache.stride(3) // stride_unit,
-            key.stride(0) // stride_unit,
-            key.stride(1) // stride_unit,
-            value_cache.stride(0) // stride_unit,
-            value_cache.stride(1) // stride_unit,
-            value_cache.stride(2) // stride_unit,
-            value.stride(0) // stride_unit,
-            value.stride(1) // stride_unit,
+            key.stride(0),
+            key.stride(1),
+            value_cache.stride(0),
+            value_cache.stride(1),
+            value_cache.stride(2),
+            value.stride(0),
+            value.stride(1),
             stride_unit,
             tokens,
         )
@@ -290,7 +290,7 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
     num_tokens = _check_integers("slots", slots, device)
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
-    stride_unit = _stride_unit(8, key_cache, key_out, value_cache, value_out)
+    stride_unit = _stride_unit(8, key_cache.stride(3))
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -298,17 +298,17 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
         numbers = (
             num_slots,
             num_tokens,
-            key_cache.stride(0) // stride_unit,
-            key_cache.stride(1) // stride_unit,
-            key_cache.stride(2) // stride_unit,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
             key_cache.stride(3) // stride_unit,
-            key_out.stride(0) // stride_unit,
-            key_out.stride(1) // stride_unit,
-            value_cache.stride(0) // stride_unit,
-            value_cache.stride(1) // stride_unit,
-            value_cache.stride(2) // stride_unit,
-            value_out.stride(0) // stride_unit,
-            value_out.stride(1) // stride_unit,
+            key_out.stride(0),
+            key_out.stride(1),
+            value_cache.stride(0),
+            value_cache.stride(1),
+            value_cache.stride(2),
+            value_out.stride(0),
+            value_out.stride(1),
             stride_unit,
             tokens,
             zero_skipped,
@@ -375,7 +375,7 @@ def gather_paged(
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
     search_step = 1 << (batch_size + 1).bit_length() - 1
-    stride_unit = _stride_unit(8, key_cache, key_out, value_cache, value_out)
+    stride_unit = _stride_unit(8, key_cache.stride(3))
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -387,17 +387,17 @@ def gather_paged(
             search_step,
             num_slots,
             num_tokens,
-            key_cache.stride(0) // stride_unit,
-            key_cache.stride(1) // stride_unit,
-            key_cache.stride(2) // stride_unit,
+            key_cache.stride(0),
+            key_cache.stride(1),
+            key_cache.stride(2),
             key_cache.stride(3) // stride_unit,
-            key_out.stride(0) // stride_unit,
-            key_out.stride(1) // stride_unit,
-            value_cache.stride(0) // stride_unit,
-            value_cache.stride(1) // stride_unit,
-            value_cache.stride(2) // stride_unit,
-            value_out.stride(0) // stride_unit,
-            value_out.stride(1) // stride_unit,
+            key_out.stride(0),
+            key_out.stride(1),
+            value_cache.stride(0),
+            value_cache.stride(1),
+            value_cache.stride(2),
+            value_out.stride(0),
+            value_out.stride(1),
             stride_unit,
             tokens,
             zero_skipped,
@@ -776,15 +776,12 @@ def _append_kernel(
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
-        key_ptr + token[None, :] * key_stride_token * STRIDE_UNIT + head * key_stride_head * STRIDE_UNIT + dim[:, None],
+        key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
         mask=valid[None, :],
         other=0,
     )
     value = tl.load(
-        value_ptr
-        + token[None, :] * value_stride_token * STRIDE_UNIT
-        + head * value_stride_head * STRIDE_UNIT
-        + dim[:, None],
+        value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
         mask=valid[None, :],
         other=0,
     )
@@ -792,9 +789,9 @@ def _append_kernel(
     # key to key_cache
     tl.store(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
-        + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+        + block[None, :] * key_cache_stride_block
+        + head * key_cache_stride_head
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         key,
@@ -805,18 +802,18 @@ def _append_kernel(
     if whole:
         tl.store(
             value_cache_ptr
-            + first_block * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+            + first_block * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
             + run_slot[None, :],
             value,
         )
     else:
         tl.store(
             value_cache_ptr
-            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+            + block[None, :] * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
             + slot[None, :],
             value,
             mask=valid[None, :],
@@ -855,7 +852,7 @@ def _append_key_kernel(
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
-        key_ptr + token[None, :] * key_stride_token * STRIDE_UNIT + head * key_stride_head * STRIDE_UNIT + dim[:, None],
+        key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
         mask=valid[None, :],
         other=0,
     )
@@ -863,9 +860,9 @@ def _append_key_kernel(
     # key to key_cache
     tl.store(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
-        + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+        + block[None, :] * key_cache_stride_block
+        + head * key_cache_stride_head
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         key,
@@ -994,15 +991,12 @@ def _append_positions_kernel(
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
-        key_ptr + token[None, :] * key_stride_token * STRIDE_UNIT + head * key_stride_head * STRIDE_UNIT + dim[:, None],
+        key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
         mask=valid[None, :],
         other=0,
     )
     value = tl.load(
-        value_ptr
-        + token[None, :] * value_stride_token * STRIDE_UNIT
-        + head * value_stride_head * STRIDE_UNIT
-        + dim[:, None],
+        value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
         mask=valid[None, :],
         other=0,
     )
@@ -1010,9 +1004,9 @@ def _append_positions_kernel(
     # key to key_cache
     tl.store(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
-        + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+        + block[None, :] * key_cache_stride_block
+        + head * key_cache_stride_head
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         key,
@@ -1023,18 +1017,18 @@ def _append_positions_kernel(
     if whole:
         tl.store(
             value_cache_ptr
-            + first_block * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+            + first_block * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
             + run_slot[None, :],
             value,
         )
     else:
         tl.store(
             value_cache_ptr
-            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+            + block[None, :] * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
             + slot[None, :],
             value,
             mask=valid[None, :],
@@ -1091,19 +1085,16 @@ def _gather_kernel(
     # key from key_cache
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
-        + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+        + block[None, :] * key_cache_stride_block
+        + head * key_cache_stride_head
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         mask=valid[None, :],
         other=0,
     )
     tl.store(
-        key_out_ptr
-        + token[None, :] * key_out_stride_token * STRIDE_UNIT
-        + head * key_out_stride_head * STRIDE_UNIT
-        + dim[:, None],
+        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
         key,
         mask=written[None, :],
     )
@@ -1112,26 +1103,23 @@ def _gather_kernel(
     if whole:
         value = tl.load(
             value_cache_ptr
-            + first_block * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+            + first_block * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
             + run_slot[None, :]
         )
     else:
         value = tl.load(
             value_cache_ptr
-            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+            + block[None, :] * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
             + slot[None, :],
             mask=valid[None, :],
             other=0,
         )
     tl.store(
-        value_out_ptr
-        + token[None, :] * value_out_stride_token * STRIDE_UNIT
-        + head * value_out_stride_head * STRIDE_UNIT
-        + dim[:, None],
+        value_out_ptr + token[None, :] * value_out_stride_token + head * value_out_stride_head + dim[:, None],
         value,
         mask=written[None, :],
     )
@@ -1202,19 +1190,16 @@ def _gather_paged_kernel(
     # key from key_cache
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
-        + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+        + block[None, :] * key_cache_stride_block
+        + head * key_cache_stride_head
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         mask=valid[None, :],
         other=0,
     )
     tl.store(
-        key_out_ptr
-        + token[None, :] * key_out_stride_token * STRIDE_UNIT
-        + head * key_out_stride_head * STRIDE_UNIT
-        + dim[:, None],
+        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
         key,
         mask=written[None, :],
     )
@@ -1223,26 +1208,23 @@ def _gather_paged_kernel(
     if whole:
         value = tl.load(
             value_cache_ptr
-            + first_block * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+            + first_block * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
             + run_slot[None, :]
         )
     else:
         value = tl.load(
             value_cache_ptr
-            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+            + block[None, :] * value_cache_stride_block
+            + head * value_cache_stride_head
+            + dim[:, None] * value_cache_stride_dim
             + slot[None, :],
             mask=valid[None, :],
             other=0,
         )
     tl.store(
-        value_out_ptr
-        + token[None, :] * value_out_stride_token * STRIDE_UNIT
-        + head * value_out_stride_head * STRIDE_UNIT
-        + dim[:, None],
+        value_out_ptr + token[None, :] * value_out_stride_token + head * value_out_stride_head + dim[:, None],
         value,
         mask=written[None, :],
     )
@@ -1674,9 +1656,11 @@ def _check_integers(name, tensor, device, length=None):
     return tensor.shape[0]
 
 
-def _stride_unit(unit, *tensors):
-    """What strides are counted in, so that the compiler knows their alignment; 1 where one is no multiple."""
-    return 1 if any(stride % unit for tensor in tensors for stride in tensor.stride()[:-1]) else unit
+def _stride_unit(unit, *strides):
+    """What strides are counted in, so that the compiler knows their alignment: a power of two, unit at the most."""
+    while any(stride % unit for stride in strides):
+        unit //= 2
+    return unit
 
 
 def _check_whole(name, index, start):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from types import ModuleType
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from kvgen.resolve import load_text
-from tests.generated import module_of, shipped
+from tests.generated import module_of, rendered, shipped
 
 BLOCKS, N, H, D = 3, 16, 8, 128
 
@@ -136,3 +137,28 @@ def test_sizes_of_the_launch_are_at_least_one() -> None:
         empty = [cache.narrow(dim, 0, 0) for cache in module.allocate(5, **sizes)]
         with pytest.raises(ValueError, match=rf"key_cache: expected at least 1 in dimension {dim}"):
             module.append(row, row, *empty, torch.tensor([0]), layer=1)
+
+
+def test_strides_are_counted_in_what_divides_them() -> None:
+    """Of rows that the compiler would take for bytes; those that 16 divides it knows by itself."""
+    text = rendered("packed_fp8_token_head")
+    assert text.count("_stride_unit(8, kv_cache.stride(2))\n") == 6  # all that append, and gather values
+    assert text.count("_stride_unit(8, kv_cache.stride(2), key_scale_out.stride(0), value_scale_out.stride(0))\n") == 2
+    assert "kv_cache.stride(1),\n" in text
+    assert "kv_cache.stride" not in "".join(re.findall(r"_stride_unit\(.*", rendered("packed_nvfp4")))
+
+
+@pytest.mark.parametrize(("stride", "unit"), [(264, 8), (272, 8), (268, 4), (266, 2), (265, 1)])
+def test_padded_rows_have_a_unit_of_their_own(stride: int, unit: int) -> None:
+    module = module_of(shipped("packed_fp8_token_head"))
+    assert module._stride_unit(8, stride, 8 * stride) == unit
+    if stride % 4:
+        return
+    compact = torch.full((2, N, H, 264), 0xA5, dtype=torch.uint8)
+    padded = torch.full((2 * N * H * stride,), 0xA5, dtype=torch.uint8)
+    padded = padded.as_strided(compact.shape, (N * H * stride, H * stride, stride, 1))
+    key, value = rows()
+    for buffer in (compact, padded):
+        module.append(key, value, buffer, torch.tensor([3, 17]))
+    assert torch.equal(compact, padded)
+    assert (compact[0, 3] != 0xA5).any()

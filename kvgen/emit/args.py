@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -142,21 +143,27 @@ def placement_args(layout: Layout, plan: Plan) -> list[Arg]:
 
 
 def stride_unit(layout: Layout, plan: Plan) -> int:
-    """Elements of a 16-byte access where some stride is a multiple of that and not of 16 elements, else 1.
+    """Elements that strides are counted in where 16 do not divide them but these do: a 16-byte access at the most.
 
     The compiler itself looks at divisibility by 16 only; strides handed over in such units stay known as multiples.
     """
-    strides = [
+    short = [
         factor
         for copy in (*plan.copies, *([plan.query] if plan.query else []))
         for view in (copy.source, copy.destination)
         for step in coalesce(layout, view.steps)
         if step.dim is not None
         for factor in stride_factors(layout, view, copy.stream, step.dim)
+        if factor % 16
     ]
-    unit = VECTOR // min(plan.cache_view(copy).unit for copy in plan.copies)
-    short = any(factor % 16 for factor in strides)
-    return unit if unit < 16 and short and all(factor % unit == 0 for factor in strides) else 1
+    widest = VECTOR // min(plan.cache_view(copy).unit for copy in plan.copies)
+    return max((math.gcd(widest, factor) for factor in short), default=1)
+
+
+def counted_strides(args: Iterable[Arg], unit: str) -> tuple[str, ...]:
+    """The launcher's expressions of the strides that a kernel takes in units of that name."""
+    counted = f" // {unit}"
+    return tuple(arg.value.removesuffix(counted) for arg in args if arg.value.endswith(counted))
 
 
 def stride_factors(layout: Layout, view: View, stream: str, dim: int) -> list[int]:

@@ -177,8 +177,9 @@ class Indexing:
             return name
         if name in self.strides:
             return name if self.strides[name].value.endswith(")") else f"{name} * {self.unit_name}"
-        unit = self.stride_unit
-        divisible = all(factor % (16 * unit) == 0 for factor in stride_factors(self.layout, view, stream, dim))
+        factors = stride_factors(self.layout, view, stream, dim)
+        divisible = all(factor % 16 == 0 for factor in factors)
+        unit = self.stride_unit if not divisible and all(factor % self.stride_unit == 0 for factor in factors) else 1
         value = f"{view.tensor}.stride({dim})" + (f" // {self.unit_name.lower()}" if unit > 1 else "")
         self.strides[name] = Arg(name, "i64", value, "stride", divisible)
         return f"{name} * {self.unit_name}" if unit > 1 else name

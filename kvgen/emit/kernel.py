@@ -99,7 +99,7 @@ class Builder(Staging):
         if self.tiled and not self.sched.by_count:
             self.constants["TOKENS"] = str(self.sched.tokens)
         copies = tuple(self._copy(copy, tile) for copy, tile in zip(plan.copies, self.sched.tiles, strict=True))
-        copies = tuple(replace(c, loads=not again) for c, again in zip(copies, self._again(), strict=True))
+        copies = tuple(c.again() if again else c for c, again in zip(copies, self._again(), strict=True))
         fills = tuple(self._fill(item) for item in plan.fills)
         runs = any(tile.runs for tile in self.sched.tiles)
         if layout.block_size is not None and (runs or self.axes & {"block", "slot"}):
@@ -155,13 +155,15 @@ class Builder(Staging):
         return appends and len(self.plan.streams) == sum(not again for again in self._again())
 
     def _again(self) -> list[bool]:
-        """Which copies find their values loaded: a stream's second ones in the same tile, stored as they come."""
+        """Which copies store what the one before has left: a stream's second ones in the same tile, under one scale."""
         seen: dict[str, tuple] = {}
         found = []
         for copy, tile in zip(self.plan.copies, self.sched.tiles, strict=True):
-            plain = not copy.stages and self.layout.stream(copy.stream).encoding is None
-            found.append(plain and (tile.order, tile.sides) == seen.get(copy.stream))
-            seen.setdefault(copy.stream, (tile.order, tile.sides))
+            view = self.plan.cache_view(copy)
+            left = tile.order, tile.sides, view.pack, copy.scale, copy.zero, copy.outer
+            apart = copy.stages or self._by_norm(copy.stream) or len(planes(view)) > 1
+            found.append(not apart and left == seen.get(copy.stream))
+            seen[copy.stream] = left
         return found
 
     @property

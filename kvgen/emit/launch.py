@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kvgen.axes import Digit, product
-from kvgen.emit.args import argument_scales, rotated, stage_args
+from kvgen.emit.args import argument_scales, counted_strides, rotated, stage_args
 from kvgen.emit.docs import function_doc
 from kvgen.emit.kernel import Kernel
 from kvgen.emit.names import (
@@ -190,13 +190,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         numbers=tuple_text([arg.value for arg in kernel.args if arg.role not in ("pointer", "optional", "index")]),
         tokens=f"{sched.few_tokens} if num_tokens <= {sched.few} else {sched.tokens}",
         options=_options(kernel.schedule, exact),
-        strided=tuple(
-            dict.fromkeys(
-                view.tensor
-                for copy in (*plan.copies, *([plan.query] if plan.query else []))
-                for view in (copy.source, copy.destination)
-            )
-        ),
+        strided=counted_strides(kernel.args, "stride_unit"),
         num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
         remap=layout.slots.remap or "",
         num_layers=num_layers_name(layout),

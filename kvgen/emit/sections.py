@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvgen.emit.packing import PackContext
 
@@ -258,6 +258,10 @@ class CopyContext:
     halved: bool = False  # whether rows are stored in two halves, the second in ``second``
     rejoined: bool = False  # whether they are whole in between
     second: Side | None = None
+
+    def again(self) -> CopyContext:
+        """The section where its values or codes are at hand from the one before."""
+        return replace(self, loads=False, encoded=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvgen import sizes
-from kvgen.emit.args import Arg
+from kvgen.emit.args import Arg, counted_strides
 from kvgen.emit.launch import BufferCheck, ScaleCheck, Size, scale_check, shape_parts, sizes_of, unread_kinds
 from kvgen.emit.names import (
     block_size_name,
@@ -220,9 +220,6 @@ def _options(kernel: TransferKernel, encoded: bool) -> str:
 
 def _side(transfer: Transfer, kernel: TransferKernel, layout: Layout, index: int) -> SideChecks:
     side, scales = kernel.sides[index], _argument_scales(layout, kernel.plan)
-    views = [
-        copy.destination if index else copy.source for copy in kernel.plan.copies if copy.leaf in ("", copy.stream)
-    ]
     return SideChecks(
         prefix=layout.prefix,
         slots="slots" if kernel.uses["by_slots"] else "blocks",
@@ -237,7 +234,7 @@ def _side(transfer: Transfer, kernel: TransferKernel, layout: Layout, index: int
         block_size=block_size_name(layout),
         unit=kernel.stride_units[index],
         counted=kernel.stride_units[index] > 1,
-        strided=", ".join(dict.fromkeys(view.tensor for view in views)),
+        strided=", ".join(counted_strides(kernel.args, f"{layout.prefix}stride_unit")),
     )
 
 

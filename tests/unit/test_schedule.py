@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import re
 from itertools import product
 from pathlib import Path
 
@@ -136,6 +137,34 @@ def test_every_schedule_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
         for read, source in zip(module.gather(*buffers, slots), sources.values(), strict=True):
             assert torch.equal(read[inside], source[inside]), hints
             assert not read[~inside].any(), hints
+
+
+@pytest.mark.parametrize(
+    ("mode", "order", "times"),
+    [
+        ("fp8_e4m3", "block head slot dim", 1),
+        ("fp8_e4m3", "block head dim slot", 2),
+        ("int4", "block head slot dim", 1),
+        ("int4", "block slot head dim//8 dim%4 dim//4%2", 2),
+    ],
+)
+def test_what_lies_in_two_places_is_encoded_once(mode: str, order: str, times: int, tmp_path: Path) -> None:
+    """Where one tile serves both, and codes share bytes alike."""
+    layout = load_text(
+        "name: twice\naxes: {head: 2, dim: 32}\nblock_size: 8\n"
+        f"streams: {{key: {{quant: {{mode: {mode}, scale: {{per: token head, source: dynamic}}}}}}}}\n"
+        f"buffers: {{a: {{key: block slot head dim}}, b: {{key: {order}}}, s: {{key.scale: block slot head}}}}\n"
+    )
+    text = render_raw(dataclasses.replace(layout, functions=("append", "allocate")))
+    kernel = text[text.index("def _append_kernel(") :]
+    assert len(re.findall(r"_codes\w*\(key", kernel[: kernel.index("\n@triton.jit")])) == times
+    module = load_module(text, tmp_path / "twice.py")
+    key, slots = torch.randn(5, 2, 32).bfloat16(), torch.tensor([3, 0, -1, 15, 8])
+    found, expected = module.allocate(2), module.allocate(2)
+    module.append(key, *found, slots)
+    reference.append(layout, {"key": key}, {b.name: x for b, x in zip(layout.buffers, expected, strict=True)}, slots)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
 
 
 def load_module(text: str, path: Path):
