@@ -84,6 +84,15 @@ def test_buffers_that_share_memory_are_refused(nhd: ModuleType) -> None:
         nhd.append_key(key, key_cache, slots())
 
 
+def test_outputs_that_share_memory_are_refused(nhd: ModuleType) -> None:
+    caches = pool(BLOCKS, N, H, D), pool(BLOCKS, N, H, D)
+    whole = pool(3, H, D)
+    for key, value in ((whole[:2], whole[:2]), (whole[:2], whole[1:])):
+        with pytest.raises(ValueError, match="value_out: shares memory with key_out"):
+            nhd.gather(*caches, slots(), out=(key, value))
+    nhd.gather(*caches, slots(), out=pool(2, 2, H, D).unbind(1))  # rows that take turns
+
+
 def test_shared_memory_is_told_as_sets_of_addresses_tell_it(nhd: ModuleType) -> None:
     """Two tensors of equal strides, at every distance: random shapes, gaps between dimensions, sizes that differ."""
     draw = random.Random(0)

@@ -104,7 +104,7 @@ class Function:
     first_buffer: str
     sizes: tuple[Size, ...]
     buffers: tuple[BufferCheck, ...]
-    separate: str
+    separate: str  # what is written and must share no memory: names and tensors
     streams: tuple[StreamCheck, ...]
     scales: tuple[ScaleCheck, ...]
     stages: tuple[StageCheck, ...]
@@ -157,6 +157,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     others += unread_kinds([buffer.name for buffer in held if buffer.name not in given])
     sizes = tuple(sizes_of(layout, held))
     outs = _outs(layout, plan, streams)
+    written = [each.name for each in (outs or held)]
     out_sizes, out_tensors = _told(outs, sizes, held)
     return Function(
         name=plan.name,
@@ -166,7 +167,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         first_buffer=held[0].name,
         sizes=sizes,
         buffers=tuple(buffer_check(layout, b, _align(plan, b)) for b in held),
-        separate=", ".join(f'"{b.name}", {b.name}' for b in held),
+        separate=", ".join(f'"{name}", {name}' for name in written),
         streams=streams,
         scales=tuple(scale_check(layout, scale) for scale in argument_scales(layout, plan)),
         stages=stage_checks(layout, plan),
@@ -198,7 +199,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         uses=kernel.uses
         | {
             "several": len(plan.streams) > 1,
-            "separate": plan.kind == "append" and len(held) > 1,
+            "separate": len(written) > 1,
             "layer": "layer" in names,
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },

@@ -35,6 +35,8 @@ def refusal_cases(layout: Layout, device: str) -> Iterator[Case]:
     if len(layout.buffers) > 1:
         yield Case("append/refuses_unequal_blocks", "append", _unequal_blocks)
         yield Case("append/refuses_shared_memory", "append", _shared_memory)
+    if len(layout.streams) > 1:
+        yield Case("gather/refuses_out_shared_memory", "gather", _shared_out)
     for what, change in _integer_changes():
         yield _append_case("slot_mapping", what, change)
         yield _gather_case("slots", what, change)
@@ -200,6 +202,19 @@ def _shared_memory(bench: Bench) -> None:
         if (one.shape, one.dtype) == (other.shape, other.dtype):
             same = args | {second: one}
             refuse(bench, pool, second, lambda same=same: bench.module.append(*same.values(), **bench.layer_args(None)))
+
+
+def _shared_out(bench: Bench) -> None:
+    """One tensor for two outputs, where two are alike; again of so many tokens as no call was accepted with."""
+    pool = bench.pool()
+    slots = [*bench.slots(TOKENS), *[-1] * 498]
+    args, options = _gather_args(bench, pool, bench.tensor(slots))
+    views, _ = bench.outputs(len(slots), pool, "dense")
+    for first, second in pairwise(views):
+        one, other = views[first], views[second]
+        if (one.shape, one.dtype) == (other.shape, other.dtype):
+            same = bench.pack(views | {second: one})
+            refuse(bench, pool, second, lambda same=same: bench.module.gather(*args.values(), **options, out=same))
 
 
 def _bad_layer(bench: Bench, which: str) -> dict[str, int]:
