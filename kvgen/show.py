@@ -101,6 +101,12 @@ def stream_line(facts: dict[str, Any]) -> str:
     return f"{facts['name']:<10} [token, {extents}]  {' or '.join(facts['dtypes'])}{stored}"
 
 
+def in_layers(facts: dict[str, Any], name: str) -> str:
+    """What is added to the sizes of a buffer that has all layers: they are those of one."""
+    whole = facts.get("page_bytes_all_layers")
+    return "" if whole is None else f" in each layer; {whole} a {name} in all layers"
+
+
 def fused(layout: Layout) -> list[str]:
     """What a fused append does, a line for each stream: ``key: rms_norm, rope``."""
     lines = []
@@ -133,7 +139,7 @@ def _stored(layout: Layout, stream: Stream) -> str | None:
 
 def _buffer(layout: Layout, buffer: Buffer, formulas: dict[str, Formula]) -> dict[str, Any]:
     shared = {name: {"bits": f.bits, "first": f.first_bit} for name, f in formulas.items() if f.bits}
-    other = same_as(layout, buffer.place)
+    other, layers = same_as(layout, buffer.place), sizes.has_layers(layout, buffer)
     return {
         "name": buffer.name,
         "order": sizes.order(layout, buffer.place),
@@ -145,6 +151,7 @@ def _buffer(layout: Layout, buffer: Buffer, formulas: dict[str, Formula]) -> dic
         "addresses": {name: formula.address for name, formula in formulas.items()},
         **({"bits": shared} if shared else {}),
         "page_bytes": sizes.page_bytes(layout, buffer).plain,
+        **({"page_bytes_all_layers": sizes.all_layers_bytes(layout, buffer).plain} if layers else {}),
         "bytes_per_token": sizes.token_bytes(layout, buffer).plain,
     }
 
@@ -158,7 +165,7 @@ def _buffer_lines(layout: Layout, buffer: Buffer, facts: dict[str, Any]) -> list
         *([f"  same as  {facts['same_as']}"] if "same_as" in facts else []),
         f"  shape    [{', '.join(map(str, facts['shape']))}] of {' or '.join(facts['dtypes'])}",
         f"  strides  [{', '.join(map(str, facts['strides']))}] elements at least; the tensor's own are used",
-        f"  bytes    {facts['page_bytes']} a {name}, {facts['bytes_per_token']} a token",
+        f"  bytes    {facts['page_bytes']} a {name}, {facts['bytes_per_token']} a token{in_layers(facts, name)}",
     ]
     width = max(map(len, ("strides ", *facts["addresses"])))
     for name, address in facts["addresses"].items():

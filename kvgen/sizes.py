@@ -86,9 +86,17 @@ def buffer_bytes(layout: Layout, buffer: Buffer) -> Amount:
 def page_bytes(layout: Layout, buffer: Buffer) -> Amount:
     """Bytes that one block of one layer takes in a buffer, padding included."""
     page = buffer_bytes(layout, buffer).per(unknown(layout, "block"))
-    if layout.layers is None or not _has_axis(buffer.place, "layer"):
-        return page
-    return page.per(layout.layers.extent or unknown(layout, "layer"))
+    return page.per(layout.layers.extent or unknown(layout, "layer")) if has_layers(layout, buffer) else page
+
+
+def all_layers_bytes(layout: Layout, buffer: Buffer) -> Amount:
+    """Bytes that one block takes in a buffer that has all layers, padding included."""
+    return page_bytes(layout, buffer) * (layout.layers.extent or unknown(layout, "layer"))
+
+
+def has_layers(layout: Layout, buffer: Buffer) -> bool:
+    """Whether a buffer has all layers, and not one."""
+    return layout.layers is not None and _has_axis(buffer.place, "layer")
 
 
 def token_bytes(layout: Layout, buffer: Buffer | None = None) -> Amount:

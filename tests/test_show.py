@@ -166,6 +166,16 @@ def test_a_buffer_is_described():
     }
 
 
+def test_sizes_of_a_buffer_with_all_layers_say_which_they_are():
+    (buffer,) = described(LAYERED)["buffers"]
+    page = buffer["page_bytes"]
+    assert buffer["page_bytes_all_layers"] == f"{page} * num_layers"
+    each = f"{page} a block, {buffer['bytes_per_token']} a token in each layer"
+    assert f"  bytes    {each}; {page} * num_layers a block in all layers\n" in show.text(load_text(LAYERED, "l.yaml"))
+    three = LAYERED.replace("dim: 4", "dim: 4, layer: 3")
+    assert described(three)["buffers"][0]["page_bytes_all_layers"] == 3 * page
+
+
 def test_splits_are_spelled_as_the_language_spells_them():
     key, value = described(SPLIT)["buffers"]
     assert key["order"] == "block head//2 slot//3 dim//4 head%2 slot%3 dim%4"

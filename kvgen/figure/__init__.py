@@ -83,7 +83,7 @@ def _panel(layout: Layout, buffer: Buffer, facts: dict, width: int) -> Drawing:
     lines = [
         f"order {facts['order']}" + ("" if isinstance(buffer.place.content, Holds) else " and a record"),
         f"[{', '.join(map(str, facts['shape']))}] of {' or '.join(facts['dtypes'])}",
-        f"{facts['page_bytes']} bytes a {block}, {facts['bytes_per_token']} a token",
+        f"{facts['page_bytes']} bytes a {block}, {facts['bytes_per_token']} a token{show.in_layers(facts, block)}",
     ]
     head = [paragraph(buffer.name, "name", width), *(paragraph(one, "text", width) for one in lines)]
     levels = levels_of(layout, buffer.place)
