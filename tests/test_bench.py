@@ -912,8 +912,9 @@ def timed(monkeypatch):
 def test_a_run_is_printed_and_written(folder, timed):
     arguments = ("bench", "paged_nhd", "--tokens", "2", "--function", "append", "--no-check", "--pool-tokens", 64)
     arguments += ("--adapter", "tests.rivals:right", "--against", "tests.rivals:write")
-    result = kvgen(*arguments, "--json", "a/b.json", "--plot", "a/b.svg")
-    assert (result.code, result.err) == (0, "")
+    for _ in range(2):  # the second time over what the first wrote
+        result = kvgen(*arguments, "--json", "a/b.json", "--plot", "a/b.svg")
+        assert (result.code, result.err) == (0, "")
     assert result.out.splitlines()[0].endswith("a large copy runs at 4.00 TB/s")
     assert "append         2  16,384      10.0   1.6     400%     4.00    ×0.80  20.0 ×2.00" in result.out
     written = results.from_json(Path("a/b.json").read_text(), "")

@@ -216,6 +216,20 @@ def test_nothing_to_build(project, arguments, message):
     assert f"error[KV701]: {message}" in result.err
 
 
+def test_a_link_that_leads_nowhere_is_told_and_its_module_kept(project):
+    kvgen("build")
+    (project / "layouts" / "a.yaml").unlink()
+    (project / "layouts" / "a.yaml").symlink_to("gone.yaml")
+    result = kvgen("build", "--clean")
+    assert (result.code, result.out) == (2, "")
+    assert "error[KV701]: layouts/a.yaml is a link to gone.yaml, which is not there" in result.err
+    assert (project / "generated" / "a.py").exists()
+    (project / "layouts" / "b.yaml").rename(project / "gone.yaml")
+    (project / "layouts" / "b.yaml").symlink_to("../gone.yaml")
+    (project / "layouts" / "a.yaml").unlink()
+    assert kvgen("build", "--clean").code == 0
+
+
 def test_no_layouts_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = kvgen("build")

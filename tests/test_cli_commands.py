@@ -238,6 +238,31 @@ def test_schema_prints_writes_and_checks(folder):
     assert kvgen("schema", "--check", "--out", "none.json").err.startswith("error[KV711]: none.json is missing")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["schema", "--out"], "JSON Schema"),
+        (["show", "mla", "--svg"], "SVG"),
+        (["bench", "mla", "--json"], "file of results"),
+        (["bench", "mla", "--plot"], "picture"),
+        (["compile", "mla", "--update", "--table"], "table of compiled kernels"),
+    ],
+)
+def test_no_other_file_is_written_over(folder, arguments, what):
+    Path("mine").write_text('{"layers": 32}\n')
+    result = kvgen(*arguments, "mine")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith(f"error[KV709]: mine exists already, and is no {what}\n")
+    assert Path("mine").read_text() == '{"layers": 32}\n'
+
+
+@pytest.mark.parametrize("old", ["", "{}\n", '\ufeff{"$schema": "older"}\n'])
+def test_an_older_schema_is_written_over(folder, old):
+    Path("schema.json").write_text(old)
+    assert kvgen("schema", "--out", "schema.json") == Result(0, "", "")
+    assert Path("schema.json").read_text() == kvgen("schema").out
+
+
 def test_the_repositorys_schema_is_up_to_date(folder):
     assert kvgen("schema", "--check") == Result(0, "", "")
 

@@ -19,6 +19,7 @@ from kvgen.against import Target, parse
 from kvgen.cli.common import (
     OutputFormat,
     PathsArgument,
+    check_replaced,
     console_width,
     find_layouts,
     load_all,
@@ -88,6 +89,10 @@ def bench(
 
         require_matplotlib()
     with reporting(OutputFormat.TEXT) as found:
+        if json_file:
+            check_replaced(json_file, rb'\{\s*"format"', "file of results")
+        if plot_file:
+            check_replaced(plot_file, rb"<svg|<\?xml|\x89PNG|%PDF|%!PS", "picture")
         documents = [document for _, document in load_all(find_layouts(paths))]
         device, clock = device_and_clock(dry_run)
         targets = [parse(target) for target in against or []]

@@ -16,7 +16,10 @@ ENVIRONMENT = frozenset(
 COMMANDS: dict[str, Entry] = {
     "KV701": Entry(
         title="There is no such layout",
-        cause="A path does not exist, a folder holds no layout, or a name is not that of a layout here or shipped.",
+        cause=(
+            "A path does not exist, a folder holds no layout, or a link in it leads nowhere, or a name is not that of "
+            "a layout here or shipped."
+        ),
         example="$ kvgen show page_nhd",
         cure="Check the spelling; `kvgen list` names the layouts, `kvgen new NAME` starts one.",
     ),
@@ -70,7 +73,10 @@ COMMANDS: dict[str, Entry] = {
     ),
     "KV709": Entry(
         title="A file exists already",
-        cause="`kvgen new` never overwrites a file, and `kvgen show --svg` nothing but an SVG.",
+        cause=(
+            "`kvgen new` never overwrites a file. `kvgen show --svg`, `kvgen schema --out`, `kvgen bench --json` and "
+            "`--plot` and `kvgen compile --update` overwrite nothing but what they may have written themselves."
+        ),
         example="$ kvgen new mine\n$ kvgen new mine",
         cure="Choose another name, or delete the file.",
     ),

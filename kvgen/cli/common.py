@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -88,11 +89,19 @@ def find_layouts(arguments: Sequence[str] | None) -> list[Path]:
 def _expand(argument: str) -> list[Path]:
     path = Path(argument)
     if os.path.isdir(path):  # unlike Path.is_dir, for any string at all
-        files = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.is_file() and p.name[0] != ".")
+        named = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.name[0] != ".")
+        if broken := [p for p in named if p.is_symlink() and not p.exists()]:
+            raise KvgenError(*map(_leads_nowhere, broken))  # passed over, its module would have no layout any more
+        files = [p for p in named if p.is_file()]
         if not files:
             raise KvgenError(Diagnostic("KV701", f"there are no layouts in {path.as_posix()}/"))
         return files
     return [layout_path(argument)]
+
+
+def _leads_nowhere(link: Path) -> Diagnostic:
+    message = f"{link.as_posix()} is a link to {os.readlink(link)}, which is not there"
+    return Diagnostic("KV701", message, hint="mend the link, or delete it")
 
 
 def layout_path(argument: str) -> Path:
@@ -185,6 +194,25 @@ def _name_span(path: Path) -> Span:
         if line.startswith("name:"):
             return Span(path.as_posix(), number, 1, len(line) + 1, line)
     return Span(path.as_posix(), 1, 1, 1, "")
+
+
+def check_replaced(file: Path, start: bytes, what: str) -> None:
+    """Nothing but an empty file or what a command may have written is written over: others are easily named by mistake.
+
+    ``start`` is a pattern of how ``what`` begins. KvgenError if a file holds something else.
+    """
+    from kvgen.emit.write import is_stream
+
+    if not file.is_file() or is_stream(file):
+        return
+    try:
+        with file.open("rb") as old:
+            head = old.read(512).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except OSError as error:
+        raise KvgenError(Diagnostic("KV702", f"{file.as_posix()}: {error.strerror}")) from None
+    if head and not re.match(start, head):
+        message = f"{file.as_posix()} exists already, and is no {what}"
+        raise KvgenError(Diagnostic("KV709", message, hint="choose another name, or delete it"))
 
 
 def console_width() -> int | None:

@@ -11,7 +11,15 @@ from typing import Annotated
 import typer
 
 from kvgen import compile_report
-from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, reporting
+from kvgen.cli.common import (
+    FormatOption,
+    OutputFormat,
+    PathsArgument,
+    check_replaced,
+    find_layouts,
+    load_all,
+    reporting,
+)
 from kvgen.compile_report import TARGETS, Failure, Figures, Report, Result
 from kvgen.diagnostics import Diagnostic, KvgenError
 
@@ -36,6 +44,8 @@ def compile_kernels(
         raise typer.BadParameter("--check and --update exclude each other")
     targets = _targets(target)
     with reporting(output_format) as found:
+        if update:
+            check_replaced(table, rb'\{\s*"triton"', "table of compiled kernels")
         version, report = _compile(paths, targets)
         found += compile_report.problems(report)
         if output_format is OutputFormat.TEXT and not check:

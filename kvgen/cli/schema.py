@@ -27,7 +27,11 @@ def schema(
     elif out is None:
         typer.echo(text, nl=False)
     else:
-        _write(out, text)
+        from kvgen.cli.common import check_replaced
+        from kvgen.emit.write import write_file
+
+        check_replaced(out, rb'\{\s*("\$schema"|\})', "JSON Schema")
+        write_file(out, text)
 
 
 def _check(path: Path, text: str) -> None:
@@ -39,9 +43,3 @@ def _check(path: Path, text: str) -> None:
         what = "is missing" if current is None else "is out of date"
         hint = f"`kvgen schema --out {path.as_posix()}` writes it"
         raise KvgenError(Diagnostic("KV711", f"{path.as_posix()} {what}", hint=hint))
-
-
-def _write(path: Path, text: str) -> None:
-    from kvgen.emit.write import write_file
-
-    write_file(path, text)

@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvgen.cli.common import layout_path, load_all
-from kvgen.diagnostics import Diagnostic, KvgenError
+from kvgen.cli.common import check_replaced, layout_path, load_all
 from kvgen.layout import Layout
 from kvgen.transfer import Transfer
 
@@ -81,24 +80,8 @@ def _draw(what: Layout | Transfer, file: Path | None) -> None:
     drawn = transfer_figure(what) if isinstance(what, Transfer) else figure(what)
     if file is None:
         typer.echo(drawn, nl=False)
-    else:
-        stream = is_stream(file)
-        if not stream:
-            _check_file(file)
-        write_file(file, drawn)
-        if not stream:
-            typer.echo(f"wrote {file.as_posix()}")
-
-
-def _check_file(file: Path) -> None:
-    """Only a picture is written over: FILE is easily taken for the layout's own."""
-    if not file.is_file():
         return
-    try:
-        with file.open("rb") as old:
-            start = old.read(512).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except OSError as error:
-        raise KvgenError(Diagnostic("KV702", f"{file.as_posix()}: {error.strerror}")) from None
-    if start and not start.startswith((b"<svg", b"<?xml")):
-        message = f"{file.as_posix()} exists already, and is no SVG"
-        raise KvgenError(Diagnostic("KV709", message, hint="choose another name, or delete it"))
+    check_replaced(file, rb"<svg|<\?xml", "SVG")
+    write_file(file, drawn)
+    if not is_stream(file):
+        typer.echo(f"wrote {file.as_posix()}")
