@@ -97,10 +97,10 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_requests, NUM_HEADS, MAX_SEQ_LEN, HEAD_DIM), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_requests, NUM_HEADS, MAX_SEQ_LEN, HEAD_DIM), DTYPES, 1, device)
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_requests * MAX_SEQ_LEN
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -208,13 +208,13 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_requests, NUM_HEADS, MAX_SEQ_LEN, HEAD_DIM), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_requests, NUM_HEADS, MAX_SEQ_LEN, HEAD_DIM), DTYPES, 1, device)
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
     if request_ids is not None:
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_requests * MAX_SEQ_LEN
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -269,6 +269,7 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
     num_tokens = _check_integers("slots", slots, device)
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_requests * MAX_SEQ_LEN
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -348,6 +349,7 @@ def gather_paged(
         num_tokens = total_tokens
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_requests * MAX_SEQ_LEN
     if num_tokens > 0:

@@ -275,6 +275,7 @@ def gather(kv_buffer, slots, *, layer, out=None, zero_skipped=False):
     num_tokens = _check_integers("slots", slots, device)
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (kv_buffer.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (kv_buffer.dtype,), device, exact=True)
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -355,6 +356,7 @@ def gather_paged(
         num_tokens = total_tokens
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (kv_buffer.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (kv_buffer.dtype,), device, exact=True)
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -1576,6 +1578,40 @@ def _check_table(name, tensor, device, num_rows=0):
     if tensor.stride(1) != 1 and tensor.shape[1] > 1:
         raise ValueError(f"{name}: expected a last stride of 1, got strides {tensor.stride()}")
     return tensor.device
+
+
+def _check_separate(*tensors):
+    """No element of a buffer lies in another; views of one allocation that take turns in it are none of these.
+
+    Told where two start at one address, and of all with equal strides. tensors: names and buffers in turn.
+    """
+    for i in range(2, len(tensors), 2):
+        for j in range(0, i, 2):
+            if _meet(tensors[j + 1], tensors[i + 1]):
+                raise ValueError(f"{tensors[i]}: shares memory with {tensors[j]}")
+
+
+def _meet(first, second):
+    if first.numel() == 0 or second.numel() == 0:
+        return False
+    distance = second.data_ptr() - first.data_ptr()
+    size = first.element_size()
+    if first.stride() != second.stride() or size != second.element_size() or distance % size:
+        return distance == 0
+    steps = zip(first.stride(), first.shape, second.shape, strict=True)
+    return _within_reach(distance // size, sorted((step for step in steps if max(step[1:]) > 1), reverse=True))
+
+
+def _within_reach(distance, steps):
+    """Whether a distance is a sum of strides times differences of indices; steps: stride and both sizes, widest first.
+
+    What narrower strides reach together is less than one of a wider stride, so that two differences can be right.
+    """
+    if not steps:
+        return distance == 0
+    stride, first, second = steps[0]
+    nearest = (distance // stride, distance // stride + 1)
+    return any(-second < count < first and _within_reach(distance - count * stride, steps[1:]) for count in nearest)
 
 
 def _on(device):

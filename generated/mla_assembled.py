@@ -100,11 +100,11 @@ def append(latent, rope, key_cache, value_cache, slot_mapping):
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (key_cache.dtype,), device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (value_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, 2),)
@@ -139,10 +139,10 @@ def append_latent(latent, key_cache, value_cache, slot_mapping):
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (key_cache.dtype,), device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (value_cache.dtype,), device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, 2),)
@@ -206,7 +206,6 @@ def append_positions(latent, rope, key_cache, value_cache, block_table, position
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), DTYPES, 1, device)
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
     if request_ids is not None:
@@ -214,6 +213,7 @@ def append_positions(latent, rope, key_cache, value_cache, block_table, position
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (key_cache.dtype,), device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (value_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, 2),)
@@ -266,6 +266,7 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
         "latent_out", latent_out, num_tokens, (LATENT_DIM,), (key_cache.dtype,), device, exact=True
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device, exact=True)
+    _check_separate("latent_out", latent_out, "rope_out", rope_out)
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -342,6 +343,7 @@ def gather_paged(
         "latent_out", latent_out, num_tokens, (LATENT_DIM,), (key_cache.dtype,), device, exact=True
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device, exact=True)
+    _check_separate("latent_out", latent_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE

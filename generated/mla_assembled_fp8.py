@@ -136,12 +136,12 @@ def append(latent, rope, key_cache, value_cache, slot_mapping, latent_scale, rop
     _check_buffer(
         "value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device
     )
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     _check_scale("rope_scale", rope_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), DTYPES, device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -193,10 +193,10 @@ def append_latent(latent, key_cache, value_cache, slot_mapping, latent_scale):
     _check_buffer(
         "value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device
     )
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -297,7 +297,6 @@ def append_positions(
     _check_buffer(
         "value_cache", value_cache, (num_blocks, BLOCK_SIZE, 576), (torch.float8_e4m3fn, torch.uint8), 1, device
     )
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("latent_scale", latent_scale, (1,), torch.float32, device)
     _check_scale("rope_scale", rope_scale, (1,), torch.float32, device)
     _check_table("block_table", block_table, device)
@@ -306,6 +305,7 @@ def append_positions(
         _check_integers("request_ids", request_ids, device, num_tokens)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), DTYPES, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), DTYPES, device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -393,6 +393,7 @@ def gather(key_cache, value_cache, slots, latent_scale, rope_scale, *, dtype=Non
         device,
         exact=True,
     )
+    _check_separate("latent_out", latent_out, "rope_out", rope_out)
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -504,6 +505,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("latent_out", latent_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
@@ -581,6 +583,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
     rope_out = _check_stream(
         "rope_out", rope_out, num_tokens, (64,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
+    _check_separate("latent_out", latent_out, "rope_out", rope_out)
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -671,6 +674,7 @@ def gather_codes_paged(
     rope_out = _check_stream(
         "rope_out", rope_out, num_tokens, (64,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
+    _check_separate("latent_out", latent_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE

@@ -98,10 +98,10 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
     device = latent_cache.device
     _check_buffer("latent_cache", latent_cache, (num_blocks, BLOCK_SIZE, LATENT_DIM), DTYPES, 1, device)
     _check_buffer("rope_cache", rope_cache, (num_blocks, BLOCK_SIZE, ROPE_DIM), DTYPES, 1, device)
-    _check_separate("latent_cache", latent_cache, "rope_cache", rope_cache)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
+    _check_separate("latent_cache", latent_cache, "rope_cache", rope_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, 2),)
@@ -192,13 +192,13 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
     device = latent_cache.device
     _check_buffer("latent_cache", latent_cache, (num_blocks, BLOCK_SIZE, LATENT_DIM), DTYPES, 1, device)
     _check_buffer("rope_cache", rope_cache, (num_blocks, BLOCK_SIZE, ROPE_DIM), DTYPES, 1, device)
-    _check_separate("latent_cache", latent_cache, "rope_cache", rope_cache)
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
     if request_ids is not None:
         _check_integers("request_ids", request_ids, device, num_tokens)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
+    _check_separate("latent_cache", latent_cache, "rope_cache", rope_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, 2),)
@@ -252,6 +252,7 @@ def gather(latent_cache, rope_cache, slots, *, out=None, zero_skipped=False):
         "latent_out", latent_out, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device, exact=True
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
+    _check_separate("latent_out", latent_out, "rope_out", rope_out)
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -333,6 +334,7 @@ def gather_paged(
         "latent_out", latent_out, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device, exact=True
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
+    _check_separate("latent_out", latent_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE

@@ -122,11 +122,11 @@ def append(key, value, key_cache, value_cache, slot_mapping, value_scale):
         1,
         device,
     )
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("value_scale", value_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -271,7 +271,6 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
         1,
         device,
     )
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("value_scale", value_scale, (1,), torch.float32, device)
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
@@ -279,6 +278,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -361,6 +361,7 @@ def gather(key_cache, value_cache, slots, value_scale, *, dtype=None, out=None, 
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -470,6 +471,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -554,6 +556,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
     _check_stream(
         "value_out", value_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -654,6 +657,7 @@ def gather_codes_paged(
     _check_stream(
         "value_out", value_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:

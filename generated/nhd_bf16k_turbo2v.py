@@ -119,10 +119,10 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, KEY_DIM), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 40), (torch.uint8,), 1, device)
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, KEY_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -240,13 +240,13 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, KEY_DIM), DTYPES, 1, device)
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 40), (torch.uint8,), 1, device)
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
     if request_ids is not None:
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, KEY_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -322,6 +322,7 @@ def gather(key_cache, value_cache, slots, *, dtype=None, rotated=False, out=None
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -418,6 +419,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(8, value_cache.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
@@ -507,6 +509,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out, "value_scale_out", value_scale_out)
     stride_unit = _stride_unit(8, value_cache.stride(2), value_scale_out.stride(1))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -615,6 +618,7 @@ def gather_codes_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out, "value_scale_out", value_scale_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(8, value_cache.stride(2), value_scale_out.stride(1))
     num_slots = num_blocks * BLOCK_SIZE

@@ -145,12 +145,12 @@ def append(key, value, key_cache, value_cache, slot_mapping, key_scale, value_sc
         1,
         device,
     )
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("key_scale", key_scale, (1,), torch.float32, device)
     _check_scale("value_scale", value_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -324,7 +324,6 @@ def append_positions(
         1,
         device,
     )
-    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     _check_scale("key_scale", key_scale, (1,), torch.float32, device)
     _check_scale("value_scale", value_scale, (1,), torch.float32, device)
     _check_table("block_table", block_table, device)
@@ -333,6 +332,7 @@ def append_positions(
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -433,6 +433,7 @@ def gather(key_cache, value_cache, slots, key_scale, value_scale, *, dtype=None,
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -561,6 +562,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -648,6 +650,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
     _check_stream(
         "value_out", value_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -750,6 +753,7 @@ def gather_codes_paged(
     _check_stream(
         "value_out", value_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:

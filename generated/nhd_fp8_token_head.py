@@ -169,12 +169,12 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     )
     _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -235,9 +235,9 @@ def append_key(key, key_cache, key_scales, slot_mapping):
         device,
     )
     _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
-    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -288,9 +288,9 @@ def append_value(value, value_cache, value_scales, slot_mapping):
         device,
     )
     _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
-    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -356,15 +356,15 @@ def append_positions(
     )
     _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS), (torch.float32,), 1, device)
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
     if request_ids is not None:
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -467,6 +467,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -597,6 +598,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -709,6 +711,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     )
     _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 1), (value_scales.dtype,), device, exact=True
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     stride_unit = _stride_unit(
         8, key_scales.stride(1), key_scale_out.stride(0), value_scales.stride(1), value_scale_out.stride(0)
@@ -853,6 +858,9 @@ def gather_codes_paged(
     )
     _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 1), (value_scales.dtype,), device, exact=True
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(

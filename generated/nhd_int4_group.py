@@ -154,9 +154,9 @@ def append_value(value, value_cache, value_params, slot_mapping):
     device = value_cache.device
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 64), (torch.uint8,), 1, device)
     _check_buffer("value_params", value_params, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4, 2), (torch.float16,), 1, device)
-    _check_separate("value_cache", value_cache, "value_params", value_params)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, VALUE_DIM), DTYPES, device)
+    _check_separate("value_cache", value_cache, "value_params", value_params)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -231,6 +231,7 @@ def gather(key_cache, value_cache, key_params, value_params, slots, *, dtype=Non
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -350,6 +351,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -463,6 +465,20 @@ def gather_codes(key_cache, value_cache, key_params, value_params, slots, *, out
     )
     _check_stream(
         "value_zero_out", value_zero_out, num_tokens, (NUM_HEADS, 4), (value_params.dtype,), device, exact=True
+    )
+    _check_separate(
+        "key_out",
+        key_out,
+        "key_scale_out",
+        key_scale_out,
+        "key_zero_out",
+        key_zero_out,
+        "value_out",
+        value_out,
+        "value_scale_out",
+        value_scale_out,
+        "value_zero_out",
+        value_zero_out,
     )
     stride_unit = _stride_unit(8, value_params.stride(2))
     num_slots = num_blocks * BLOCK_SIZE
@@ -613,6 +629,20 @@ def gather_codes_paged(
     )
     _check_stream(
         "value_zero_out", value_zero_out, num_tokens, (NUM_HEADS, 4), (value_params.dtype,), device, exact=True
+    )
+    _check_separate(
+        "key_out",
+        key_out,
+        "key_scale_out",
+        key_scale_out,
+        "key_zero_out",
+        key_zero_out,
+        "value_out",
+        value_out,
+        "value_scale_out",
+        value_scale_out,
+        "value_zero_out",
+        value_zero_out,
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(8, value_params.stride(2))

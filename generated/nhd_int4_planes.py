@@ -157,12 +157,12 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4, 4, 4), (torch.uint8,), 1, device)
     _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     stride_unit = _stride_unit(4, key_cache.stride(4), value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -223,9 +223,9 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4, 4, 4), (torch.uint8,), 1, device)
     _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
-    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     stride_unit = _stride_unit(4, key_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -273,9 +273,9 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     device = value_cache.device
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4, 4, 4), (torch.uint8,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
-    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     stride_unit = _stride_unit(4, value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -331,15 +331,15 @@ def append_positions(
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4, 4, 4), (torch.uint8,), 1, device)
     _check_buffer("key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float16,), 1, device)
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
     if request_ids is not None:
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     stride_unit = _stride_unit(4, key_cache.stride(4), value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -435,6 +435,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     stride_unit = _stride_unit(4, key_cache.stride(4), value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -558,6 +559,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(4, key_cache.stride(4), value_cache.stride(4))
     num_slots = num_blocks * BLOCK_SIZE
@@ -665,6 +667,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, 64), (value_cache.dtype,), device, exact=True)
     _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 4), (value_scales.dtype,), device, exact=True
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     stride_unit = _stride_unit(
         4,
@@ -811,6 +816,9 @@ def gather_codes_paged(
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, 64), (value_cache.dtype,), device, exact=True)
     _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (NUM_HEADS, 4), (value_scales.dtype,), device, exact=True
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(

@@ -138,12 +138,12 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
     _check_buffer("key_scales", key_scales, (num_blocks,), (torch.float32,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks,), (torch.float32,), 1, device)
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -192,9 +192,9 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     device = key_cache.device
     _check_buffer("key_cache", key_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
     _check_buffer("key_scales", key_scales, (num_blocks,), (torch.float32,), 1, device)
-    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -235,9 +235,9 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     device = value_cache.device
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks,), (torch.float32,), 1, device)
-    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -286,15 +286,15 @@ def append_positions(
     _check_buffer("value_cache", value_cache, (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), (torch.int8,), 1, device)
     _check_buffer("key_scales", key_scales, (num_blocks,), (torch.float32,), 1, device)
     _check_buffer("value_scales", value_scales, (num_blocks,), (torch.float32,), 1, device)
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
     if request_ids is not None:
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -378,6 +378,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -489,6 +490,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -586,6 +588,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, 128), (value_cache.dtype,), device, exact=True)
     value_scale_out = _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (1,), (value_scales.dtype,), device, exact=True
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -710,6 +715,9 @@ def gather_codes_paged(
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, 128), (value_cache.dtype,), device, exact=True)
     value_scale_out = _check_stream(
         "value_scale_out", value_scale_out, num_tokens, (1,), (value_scales.dtype,), device, exact=True
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE

@@ -178,12 +178,12 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
         1,
         device,
     )
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -248,9 +248,9 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     _check_buffer(
         "key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 4), (torch.float8_e8m0fnu, torch.uint8), 1, device
     )
-    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -309,9 +309,9 @@ def append_value(value, value_cache, value_scales, slot_mapping):
         1,
         device,
     )
-    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -387,15 +387,15 @@ def append_positions(
         1,
         device,
     )
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     _check_table("block_table", block_table, device)
     num_tokens = _check_integers("positions", positions, device)
     if request_ids is not None:
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -509,6 +509,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -650,6 +651,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -785,6 +787,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
         (torch.float8_e8m0fnu, torch.uint8),
         device,
         exact=True,
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     stride_unit = _stride_unit(
         4, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
@@ -952,6 +957,9 @@ def gather_codes_paged(
         (torch.float8_e8m0fnu, torch.uint8),
         device,
         exact=True,
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(

@@ -173,14 +173,14 @@ def append(
         1,
         device,
     )
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     _check_scale("key_scale_scale", key_scale_scale, (1,), torch.float32, device)
     _check_scale("value_scale_scale", value_scale_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -241,10 +241,10 @@ def append_key(key, key_cache, key_scales, slot_mapping, key_scale_scale):
     _check_buffer(
         "key_scales", key_scales, (num_blocks, BLOCK_SIZE, NUM_HEADS, 8), (torch.float8_e4m3fn, torch.uint8), 1, device
     )
-    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     _check_scale("key_scale_scale", key_scale_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("key_cache", key_cache, "key_scales", key_scales)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -298,10 +298,10 @@ def append_value(value, value_cache, value_scales, slot_mapping, value_scale_sca
         1,
         device,
     )
-    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     _check_scale("value_scale_scale", value_scale_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate("value_cache", value_cache, "value_scales", value_scales)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -387,9 +387,6 @@ def append_positions(
         1,
         device,
     )
-    _check_separate(
-        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
-    )
     _check_scale("key_scale_scale", key_scale_scale, (1,), torch.float32, device)
     _check_scale("value_scale_scale", value_scale_scale, (1,), torch.float32, device)
     _check_table("block_table", block_table, device)
@@ -398,6 +395,9 @@ def append_positions(
         _check_integers("request_ids", request_ids, device, num_tokens)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
+    _check_separate(
+        "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
+    )
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -525,6 +525,7 @@ def gather(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -672,6 +673,7 @@ def gather_paged(
         device,
         exact=True,
     )
+    _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -797,6 +799,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
         (torch.float8_e4m3fn, torch.uint8),
         device,
         exact=True,
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     stride_unit = _stride_unit(
         8, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
@@ -954,6 +959,9 @@ def gather_codes_paged(
         (torch.float8_e4m3fn, torch.uint8),
         device,
         exact=True,
+    )
+    _check_separate(
+        "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(

@@ -780,9 +780,15 @@ def _check_device(name, tensor, device):
 
 def _check_reach(name, tensor, device):
     """A kernel on the device can reach a tensor: it lies there, or in host memory that is pinned."""
-    if tensor.device != device and not (device.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()):
-        where = f"unpinned memory of {tensor.device}" if tensor.device.type == "cpu" else tensor.device
-        raise ValueError(f"{name}: expected device {device} or pinned host memory, got {where}")
+    if tensor.device == device or (device.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()):
+        return
+    where = f"unpinned memory of {tensor.device}" if tensor.device.type == "cpu" else tensor.device
+    peer = (
+        ", another GPU, whose memory a launch here does not reach"
+        if tensor.device.type == device.type == "cuda"
+        else ""
+    )
+    raise ValueError(f"{name}: expected device {device} or pinned host memory, got {where}{peer}")
 
 
 def _check_heads(src_head, dst_head, heads, src_heads, dst_heads):

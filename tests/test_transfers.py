@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,6 +54,25 @@ def test_a_buffer_that_is_not_read_is_a_list_as_others_are() -> None:
     """Latent and rope lie in two pools, and are read in the first."""
     what = made("{layout: mla_assembled, block_size: 4}", "{layout: mla, block_size: 6}", "layers: all")
     assert_passes(what, "transfer/T7", "transfer/tables", "transfer_blocks/one")
+
+
+def test_the_only_layer_of_a_side_has_an_index_as_others_have() -> None:
+    one = SMALL.replace("16", "16, layer: 1")
+    what = made(f"{{layout: cross_layer_nhd, {one}}}", f"{{layout: paged_hnd, {SMALL}}}")
+    assert_passes(what, "transfer/T7", "transfer/edge_layers", "transfer_blocks/one")
+    pool, key, value = torch.ones(1, 1, 4, 2, 32), *torch.zeros(2, 1, 2, 4, 16)
+    given = [tensor.bfloat16() for tensor in (pool, key, value)]
+    with pytest.raises(ValueError, match=r"src_layer: expected 0 to 1 \(exclusive\), got 1"):
+        module_of(what).transfer(*given, torch.tensor([0]), torch.tensor([0]), src_layer=1)
+
+
+def test_memory_of_another_gpu_is_refused_as_such() -> None:
+    check, first = module_of(transfer("nhd_to_hnd"))._check_reach, torch.device("cuda:0")
+    expected = "src_key_cache: expected device cuda:0 or pinned host memory, got cuda:1, another GPU, whose memory"
+    with pytest.raises(ValueError, match=expected):
+        check("src_key_cache", SimpleNamespace(device=torch.device("cuda:1")), first)
+    with pytest.raises(ValueError, match=r"got unpinned memory of cpu$"):
+        check("src_key_cache", torch.zeros(1), first)
 
 
 def test_padding_between_dims_is_filled() -> None:

@@ -219,7 +219,7 @@ def _options(kernel: TransferKernel, encoded: bool) -> str:
 
 
 def _side(transfer: Transfer, kernel: TransferKernel, layout: Layout, index: int) -> SideChecks:
-    side, scales = kernel.sides[index], _argument_scales(layout, kernel.plan)
+    scales = _argument_scales(layout, kernel.plan)
     return SideChecks(
         prefix=layout.prefix,
         slots="slots" if kernel.uses["by_slots"] else "blocks",
@@ -227,7 +227,7 @@ def _side(transfer: Transfer, kernel: TransferKernel, layout: Layout, index: int
         sizes=tuple(sizes_of(layout, list(layout.buffers))),
         buffers=tuple(_buffer(layout, buffer, kernel.plan) for buffer in layout.buffers),
         scales=tuple(scale_check(layout, scale) for scale in scales),
-        layer=side.layer,
+        layer=transfer.layers == "one" and layout.layers is not None,  # of one layer too, whose index is checked
         num_layers=num_layers_name(layout),
         heads=_head_name(layout),
         num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
