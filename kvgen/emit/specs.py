@@ -9,7 +9,8 @@ from kvgen.emit.args import Arg
 from kvgen.emit.kernel import Kernel, build_kernel, slot_of_extra
 from kvgen.emit.names import TRITON_TYPES
 from kvgen.emit.pages import PAGE_TABLE_TYPES, PageFunction, build_page_functions, build_page_table, compact_numbers
-from kvgen.emit.transfer import TransferKernel, build_transfer_kernel
+from kvgen.emit.transfer import build_transfer_kernel
+from kvgen.emit.transfer_sections import TransferKernel
 from kvgen.functions import chosen, chosen_plans
 from kvgen.layout import Layout
 from kvgen.lower_pages import page_plans

@@ -17,8 +17,9 @@ from kvgen.emit.names import (
     tuple_text,
 )
 from kvgen.emit.ops import Ops, build_transfer_ops
-from kvgen.emit.transfer import TransferKernel, build_transfer_kernel
+from kvgen.emit.transfer import build_transfer_kernel
 from kvgen.emit.transfer_docs import function_doc, module_doc
+from kvgen.emit.transfer_sections import TransferKernel
 from kvgen.functions import chosen
 from kvgen.layout import Buffer, Layout, leaves_of
 from kvgen.lower_transfer import lower_transfer

@@ -1,0 +1,116 @@
+"""The kernel of a transfer as its template is handed it: two sides of a cache, and what is moved between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvgen.emit.args import Arg
+from kvgen.emit.sections import CopyContext, FillContext, Masks, Side
+from kvgen.plan import Plan
+from kvgen.schedule_transfer import TransferSchedule
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One view to another. ``decoded`` and ``encoded`` hold one context each where codes are read or made.
+
+    ``inside``: the lanes that have a value, where others would count in a scale.
+    """
+
+    name: str
+    comment: str
+    read: Side
+    read_masks: Masks
+    write: Side
+    write_masks: Masks
+    raw: bool
+    mask_definition: str = ""
+    decoded: tuple[CopyContext, ...] = ()
+    encoded: tuple[CopyContext, ...] = ()
+    inside: str = ""
+    rounded: str = ""
+    unpacked: tuple[CopyContext, ...] = ()
+    packed: tuple[CopyContext, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSide:
+    """How one side finds its tokens: names of arguments and variables begin with ``prefix``.
+
+    ``group_*``: where the first token of a tile lies, and with it what its tokens share.
+    """
+
+    prefix: str
+    block_size: str
+    num_blocks: str
+    layer: bool
+    block: bool
+    slot: bool
+    slot_number: bool
+    scalar_block: bool
+    runs: bool
+    run_slot: bool
+    run_number: bool
+    aligned: bool
+    tables: tuple[str, ...]
+    first_slot: str  # of a tile that lies in one block
+    group_block: bool = False
+    group_slot: bool = False
+    group_number: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TransferKernel:
+    """One kernel, ready to print, and what it does with a tile. ``definitions`` are index variables.
+
+    ``raw`` are the moves of bytes, all of which are read before any is written, so that more is under way; so are those
+    ``coded`` ones, where registers allow.
+    """
+
+    name: str
+    summary: str
+    plan: Plan
+    schedule: TransferSchedule
+    args: tuple[Arg, ...]
+    constants: tuple[tuple[str, str], ...]
+    definitions: tuple[tuple[str, str], ...]
+    sides: tuple[KernelSide, ...]
+    moves: tuple[Move, ...]
+    head_tile: int
+    step: str  # tokens from one tile to the next
+    end: str  # where the tokens of a tile end
+    fills: tuple[FillContext, ...]
+    present: str
+    valid: str
+    stride_units: tuple[int, int]
+    uses: dict[str, bool]
+
+    @property
+    def unspecialized(self) -> str:
+        return ", ".join(f'"{arg.name}"' for arg in self.args if arg.role in ("count", "index"))
+
+    @property
+    def tile_summary(self) -> str:
+        heads = f"{self.schedule.heads} heads" if self.schedule.heads else "all heads"
+        return f"Move {' and '.join(self.plan.streams)} of a tile: TOKENS tokens, {heads}."
+
+    @property
+    def tile_name(self) -> str:
+        return f"_{self.plan.name}_tile"
+
+    @property
+    def tile_args(self) -> tuple[Arg, ...]:
+        """What moving one tile takes, behind the tile's number."""
+        return tuple(arg for arg in self.args if arg.role != "stages")
+
+    @property
+    def tile_arguments(self) -> str:
+        return ", ".join(["item", *(arg.name for arg in self.tile_args)])
+
+    @property
+    def raw(self) -> tuple[Move, ...]:
+        return tuple(move for move in self.moves if move.raw)
+
+    @property
+    def coded(self) -> tuple[Move, ...]:
+        return tuple(move for move in self.moves if not move.raw)
