@@ -121,7 +121,7 @@ def append(key, value, key_cache, value_cache, slot_mapping, key_scale, value_sc
     key_scale [1], float32: values are codes times this.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scale, value_scale, slot_mapping)
@@ -189,7 +189,7 @@ def append_key(key, key_cache, slot_mapping, key_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     key_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scale, slot_mapping)
@@ -232,7 +232,7 @@ def append_value(value, value_cache, slot_mapping, value_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scale, slot_mapping)
@@ -287,7 +287,7 @@ def append_positions(
     key_scale [1], float32: values are codes times this.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scale, value_scale, block_table, positions)
@@ -1178,31 +1178,31 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    key_scale = tl.load(key_scale_ptr)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    value_scale = tl.load(value_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
-        key_cache_ptr + slot_number * key_cache_stride_token + head[:, None] * key_cache_stride_head + dim[None, :], key
+        key_cache_ptr + slot_number * key_cache_stride_token + head[:, None] * key_cache_stride_head + dim[None, :],
+        key,
+        mask=valid,
     )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1211,6 +1211,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1233,24 +1234,24 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    key_scale = tl.load(key_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
-        key_cache_ptr + slot_number * key_cache_stride_token + head[:, None] * key_cache_stride_head + dim[None, :], key
+        key_cache_ptr + slot_number * key_cache_stride_token + head[:, None] * key_cache_stride_head + dim[None, :],
+        key,
+        mask=valid,
     )
 
 
@@ -1273,20 +1274,18 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    value_scale = tl.load(value_scale_ptr)
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1295,6 +1294,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1335,31 +1335,31 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    key_scale = tl.load(key_scale_ptr)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    value_scale = tl.load(value_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
-        key_cache_ptr + slot_number * key_cache_stride_token + head[:, None] * key_cache_stride_head + dim[None, :], key
+        key_cache_ptr + slot_number * key_cache_stride_token + head[:, None] * key_cache_stride_head + dim[None, :],
+        key,
+        mask=valid,
     )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1368,6 +1368,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 

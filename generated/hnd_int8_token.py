@@ -137,7 +137,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
@@ -195,7 +195,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scales, slot_mapping)
@@ -239,7 +239,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scales, slot_mapping)
@@ -287,7 +287,7 @@ def append_positions(
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, block_table, positions)
@@ -1226,16 +1226,14 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1244,7 +1242,7 @@ def _append_kernel(
     amax = _amax(tl.max(_counted(key)))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(key_scales_ptr + block * key_scales_stride_block + slot, scale)
+    tl.store(key_scales_ptr + block * key_scales_stride_block + slot, scale, mask=valid)
     key = _bounded_over(key, scale, 512.0)
     key = _int8_codes_even(key, -127.0, 127.0)
     tl.store(
@@ -1254,6 +1252,7 @@ def _append_kernel(
         + slot * key_cache_stride_slot
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int8 with a scale per token
@@ -1261,7 +1260,7 @@ def _append_kernel(
     amax = _amax(tl.max(_counted(value)))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(value_scales_ptr + block * value_scales_stride_block + slot, scale)
+    tl.store(value_scales_ptr + block * value_scales_stride_block + slot, scale, mask=valid)
     value = _bounded_over(value, scale, 512.0)
     value = _int8_codes_even(value, -127.0, 127.0)
     tl.store(
@@ -1271,6 +1270,7 @@ def _append_kernel(
         + slot * value_cache_stride_slot
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1295,16 +1295,14 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to key_cache, int8 with a scale per token
@@ -1312,7 +1310,7 @@ def _append_key_kernel(
     amax = _amax(tl.max(_counted(key)))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(key_scales_ptr + block * key_scales_stride_block + slot, scale)
+    tl.store(key_scales_ptr + block * key_scales_stride_block + slot, scale, mask=valid)
     key = _bounded_over(key, scale, 512.0)
     key = _int8_codes_even(key, -127.0, 127.0)
     tl.store(
@@ -1322,6 +1320,7 @@ def _append_key_kernel(
         + slot * key_cache_stride_slot
         + dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1346,16 +1345,14 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to value_cache, int8 with a scale per token
@@ -1363,7 +1360,7 @@ def _append_value_kernel(
     amax = _amax(tl.max(_counted(value)))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(value_scales_ptr + block * value_scales_stride_block + slot, scale)
+    tl.store(value_scales_ptr + block * value_scales_stride_block + slot, scale, mask=valid)
     value = _bounded_over(value, scale, 512.0)
     value = _int8_codes_even(value, -127.0, 127.0)
     tl.store(
@@ -1373,6 +1370,7 @@ def _append_value_kernel(
         + slot * value_cache_stride_slot
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1417,16 +1415,14 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1435,7 +1431,7 @@ def _append_positions_kernel(
     amax = _amax(tl.max(_counted(key)))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(key_scales_ptr + block * key_scales_stride_block + slot, scale)
+    tl.store(key_scales_ptr + block * key_scales_stride_block + slot, scale, mask=valid)
     key = _bounded_over(key, scale, 512.0)
     key = _int8_codes_even(key, -127.0, 127.0)
     tl.store(
@@ -1445,6 +1441,7 @@ def _append_positions_kernel(
         + slot * key_cache_stride_slot
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int8 with a scale per token
@@ -1452,7 +1449,7 @@ def _append_positions_kernel(
     amax = _amax(tl.max(_counted(value)))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(value_scales_ptr + block * value_scales_stride_block + slot, scale)
+    tl.store(value_scales_ptr + block * value_scales_stride_block + slot, scale, mask=valid)
     value = _bounded_over(value, scale, 512.0)
     value = _int8_codes_even(value, -127.0, 127.0)
     tl.store(
@@ -1462,6 +1459,7 @@ def _append_positions_kernel(
         + slot * value_cache_stride_slot
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 

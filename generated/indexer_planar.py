@@ -90,7 +90,7 @@ def append(key, index_cache, slot_mapping):
     key [T, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, index_cache, slot_mapping)
@@ -119,7 +119,7 @@ def append_key(key, index_cache, slot_mapping):
     key [T, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, index_cache, slot_mapping)
@@ -149,7 +149,7 @@ def append_positions(key, index_cache, block_table, positions, request_ids=None)
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, index_cache, block_table, positions)
@@ -764,14 +764,13 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=valid[:, None], other=0)
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=in_range[:, None], other=0)
 
     # key to index_cache, fp8_e4m3 with a scale per token
     key = key.to(tl.float32)
@@ -810,14 +809,13 @@ def _append_key_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=valid[:, None], other=0)
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=in_range[:, None], other=0)
 
     # key to index_cache, fp8_e4m3 with a scale per token
     key = key.to(tl.float32)
@@ -867,14 +865,13 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=valid[:, None], other=0)
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=in_range[:, None], other=0)
 
     # key to index_cache, fp8_e4m3 with a scale per token
     key = key.to(tl.float32)

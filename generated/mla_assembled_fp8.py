@@ -124,7 +124,7 @@ def append(latent, rope, key_cache, value_cache, slot_mapping, latent_scale, rop
     latent_scale [1], float32: values are codes times this.
     rope_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, rope, key_cache, value_cache, latent_scale, rope_scale, slot_mapping)
@@ -181,7 +181,7 @@ def append_latent(latent, key_cache, value_cache, slot_mapping, latent_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     latent_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, key_cache, value_cache, latent_scale, slot_mapping)
@@ -233,7 +233,7 @@ def append_rope(rope, key_cache, slot_mapping, rope_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     rope_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (rope, key_cache, rope_scale, slot_mapping)
@@ -283,7 +283,7 @@ def append_positions(
     latent_scale [1], float32: values are codes times this.
     rope_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, rope, key_cache, value_cache, latent_scale, rope_scale, block_table, positions)
@@ -1133,23 +1133,23 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
+        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=in_range[:, None], other=0
     )
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    latent_scale = tl.load(latent_scale_ptr)
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    rope_scale = tl.load(rope_scale_ptr)
 
     # latent to key_cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(latent_scale)
     latent = _over(latent, scale)
     latent = _fp8_e4m3_codes(latent, NATIVE)
     tl.store(
@@ -1173,8 +1173,7 @@ def _append_kernel(
 
     # rope to key_cache, fp8_e4m3 with a given scale per tensor
     rope = rope.to(tl.float32)
-    scale = tl.load(rope_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(rope_scale)
     rope = _over(rope, scale)
     rope = _fp8_e4m3_codes(rope, NATIVE)
     tl.store(
@@ -1218,21 +1217,20 @@ def _append_latent_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
+        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=in_range[:, None], other=0
     )
+    latent_scale = tl.load(latent_scale_ptr)
 
     # latent to key_cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(latent_scale)
     latent = _over(latent, scale)
     latent = _fp8_e4m3_codes(latent, NATIVE)
     tl.store(
@@ -1282,19 +1280,18 @@ def _append_rope_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # Everything is on its way before anything is worked on.
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    rope_scale = tl.load(rope_scale_ptr)
 
     # rope to key_cache, fp8_e4m3 with a given scale per tensor
     rope = rope.to(tl.float32)
-    scale = tl.load(rope_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(rope_scale)
     rope = _over(rope, scale)
     rope = _fp8_e4m3_codes(rope, NATIVE)
     tl.store(
@@ -1347,23 +1344,23 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=valid[:, None], other=0
+        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=in_range[:, None], other=0
     )
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    latent_scale = tl.load(latent_scale_ptr)
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    rope_scale = tl.load(rope_scale_ptr)
 
     # latent to key_cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(latent_scale)
     latent = _over(latent, scale)
     latent = _fp8_e4m3_codes(latent, NATIVE)
     tl.store(
@@ -1387,8 +1384,7 @@ def _append_positions_kernel(
 
     # rope to key_cache, fp8_e4m3 with a given scale per tensor
     rope = rope.to(tl.float32)
-    scale = tl.load(rope_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(rope_scale)
     rope = _over(rope, scale)
     rope = _fp8_e4m3_codes(rope, NATIVE)
     tl.store(

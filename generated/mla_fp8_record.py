@@ -102,7 +102,7 @@ def append(latent, rope, cache, slot_mapping):
     rope [T, ROPE_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, rope, cache, slot_mapping)
@@ -141,7 +141,7 @@ def append_latent(latent, cache, slot_mapping):
     latent [T, LATENT_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, cache, slot_mapping)
@@ -170,7 +170,7 @@ def append_rope(rope, cache, slot_mapping):
     rope [T, ROPE_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (rope, cache, slot_mapping)
@@ -198,7 +198,7 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, rope, cache, block_table, positions)
@@ -957,7 +957,6 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -966,13 +965,13 @@ def _append_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
         latent_ptr + token[:, None, None] * latent_stride_token + latent_dim[None, :, :],
-        mask=valid[:, None, None],
+        mask=in_range[:, None, None],
         other=0,
     )
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
@@ -1021,7 +1020,6 @@ def _append_latent_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1029,10 +1027,10 @@ def _append_latent_kernel(
     latent_dim_lane = tl.arange(0, 128)
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
         latent_ptr + token[:, None, None] * latent_stride_token + latent_dim[None, :, :],
-        mask=valid[:, None, None],
+        mask=in_range[:, None, None],
         other=0,
     )
 
@@ -1077,14 +1075,13 @@ def _append_rope_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # Everything is on its way before anything is worked on.
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
 
     # rope to cache
     rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
@@ -1126,7 +1123,6 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1135,13 +1131,13 @@ def _append_positions_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
         latent_ptr + token[:, None, None] * latent_stride_token + latent_dim[None, :, :],
-        mask=valid[:, None, None],
+        mask=in_range[:, None, None],
         other=0,
     )
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)

@@ -111,7 +111,7 @@ def append(latent, rope, cache, slot_mapping):
     rope [T, ROPE_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, rope, cache, slot_mapping)
@@ -150,7 +150,7 @@ def append_latent(latent, cache, slot_mapping):
     latent [T, LATENT_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, cache, slot_mapping)
@@ -179,7 +179,7 @@ def append_rope(rope, cache, slot_mapping):
     rope [T, ROPE_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (rope, cache, slot_mapping)
@@ -207,7 +207,7 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, rope, cache, block_table, positions)
@@ -264,7 +264,7 @@ def append_fused(query, latent, rope, query_out, cache, slot_mapping, positions,
     cos_sin [positions, 64], float32 or of the type of rope: 32 cosines, 32 sines.
     A token whose position is negative or past the table is skipped, as one without a slot is.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     The query does not ask for slots: that of a token without one goes to query_out like any other.
     Only where a position has no row in the table, the row of query_out stays as it was.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -328,7 +328,7 @@ def append_fused_latent(latent, cache, slot_mapping, latent_weight):
     All of it is float32 until it is stored, rounded once.
     latent_weight [LATENT_DIM], float32 or of the type of latent.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (latent, cache, latent_weight, slot_mapping)
@@ -370,7 +370,7 @@ def append_fused_rope(query, rope, query_out, cache, slot_mapping, positions, co
     cos_sin [positions, 64], float32 or of the type of rope: 32 cosines, 32 sines.
     A token whose position is negative or past the table is skipped, as one without a slot is.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     The query does not ask for slots: that of a token without one goes to query_out like any other.
     Only where a position has no row in the table, the row of query_out stays as it was.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -1155,7 +1155,6 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1164,13 +1163,13 @@ def _append_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
         latent_ptr + token[:, None, None] * latent_stride_token + latent_dim[None, :, :],
-        mask=valid[:, None, None],
+        mask=in_range[:, None, None],
         other=0,
     )
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
@@ -1219,7 +1218,6 @@ def _append_latent_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1227,10 +1225,10 @@ def _append_latent_kernel(
     latent_dim_lane = tl.arange(0, 128)
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
         latent_ptr + token[:, None, None] * latent_stride_token + latent_dim[None, :, :],
-        mask=valid[:, None, None],
+        mask=in_range[:, None, None],
         other=0,
     )
 
@@ -1275,14 +1273,13 @@ def _append_rope_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # Everything is on its way before anything is worked on.
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
 
     # rope to cache
     rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
@@ -1324,7 +1321,6 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1333,13 +1329,13 @@ def _append_positions_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
         latent_ptr + token[:, None, None] * latent_stride_token + latent_dim[None, :, :],
-        mask=valid[:, None, None],
+        mask=in_range[:, None, None],
         other=0,
     )
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
@@ -1442,7 +1438,7 @@ def _append_fused_kernel(
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
-    known = (position >= 0) & (position < num_positions)
+    known = True & (position >= 0) & (position < num_positions)
     if tl.program_id(1) >= 1:
         if known:
             _append_fused_query(
@@ -1459,10 +1455,8 @@ def _append_fused_kernel(
                 cos_sin_stride_position,
             )
         return
-    # A skipped token is decided before anything of it is read.
-    valid = known & (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     latent_dim_group = tl.arange(0, 4)
@@ -1471,12 +1465,14 @@ def _append_fused_kernel(
     rope_dim = tl.arange(0, ROPE_DIM)
     rope_pair = tl.arange(0, 32)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(latent_ptr + token * latent_stride_token + latent_dim)
     latent_weight = tl.load(tl.broadcast_to(latent_weight_ptr + latent_dim, (4, 128))).to(tl.float32)
     rope = tl.load(rope_ptr + token * rope_stride_token + rope_dim)
-    rope_cos = tl.load(cos_sin_ptr + position * cos_sin_stride_position + rope_pair).to(tl.float32)
-    rope_sin = tl.load(cos_sin_ptr + position * cos_sin_stride_position + rope_pair + 32).to(tl.float32)
+    rope_cos = tl.load(cos_sin_ptr + position * cos_sin_stride_position + rope_pair, mask=known, other=0).to(tl.float32)
+    rope_sin = tl.load(cos_sin_ptr + position * cos_sin_stride_position + rope_pair + 32, mask=known, other=0).to(
+        tl.float32
+    )
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
@@ -1493,10 +1489,10 @@ def _append_fused_kernel(
     scale_ptrs = (cache_ptr + block * cache_stride_block + slot * cache_stride_slot).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
-    tl.store(scale_ptrs + latent_dim_group[:, None] + 128, scale)
+    tl.store(scale_ptrs + latent_dim_group[:, None] + 128, scale, mask=valid)
     latent = _shifted(latent, scale)
     latent = _fp8_e4m3_codes(latent, NATIVE)
-    tl.store(cache_ptr + block * cache_stride_block + slot * cache_stride_slot + latent_dim, latent)
+    tl.store(cache_ptr + block * cache_stride_block + slot * cache_stride_slot + latent_dim, latent, mask=valid)
 
     # rope to cache
     rope = rope.to(tl.float32)
@@ -1511,7 +1507,7 @@ def _append_fused_kernel(
     rope_ptrs = (cache_ptr + block * cache_stride_block + slot * cache_stride_slot).to(
         tl.pointer_type(rope_ptr.dtype.element_ty), bitcast=True
     )
-    tl.store(rope_ptrs + rope_dim + 264, rope)
+    tl.store(rope_ptrs + rope_dim + 264, rope, mask=valid)
 
 
 @triton.jit(do_not_specialize=["num_slots"])
@@ -1531,17 +1527,15 @@ def _append_fused_latent_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     latent_dim_group = tl.arange(0, 4)
     latent_dim_lane = tl.arange(0, 128)
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(latent_ptr + token * latent_stride_token + latent_dim)
     latent_weight = tl.load(tl.broadcast_to(latent_weight_ptr + latent_dim, (4, 128))).to(tl.float32)
 
@@ -1560,10 +1554,10 @@ def _append_fused_latent_kernel(
     scale_ptrs = (cache_ptr + block * cache_stride_block + slot * cache_stride_slot).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
-    tl.store(scale_ptrs + latent_dim_group[:, None] + 128, scale)
+    tl.store(scale_ptrs + latent_dim_group[:, None] + 128, scale, mask=valid)
     latent = _shifted(latent, scale)
     latent = _fp8_e4m3_codes(latent, NATIVE)
-    tl.store(cache_ptr + block * cache_stride_block + slot * cache_stride_slot + latent_dim, latent)
+    tl.store(cache_ptr + block * cache_stride_block + slot * cache_stride_slot + latent_dim, latent, mask=valid)
 
 
 @triton.jit
@@ -1678,25 +1672,24 @@ def _append_fused_rope_kernel(
             TOKENS,
         )
         return
-    # A skipped token is decided before anything of it is read.
     valid = in_range & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
     rope_pair = tl.arange(0, 32)
 
-    # Everything is on its way before anything is worked on.
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=valid[:, None], other=0)
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
     rope_cos = tl.load(
         tl.broadcast_to(cos_sin_ptr + position[:, None] * cos_sin_stride_position + rope_pair[None, :], (TOKENS, 32)),
-        mask=valid[:, None],
+        mask=known[:, None],
         other=0,
     ).to(tl.float32)
     rope_sin = tl.load(
         tl.broadcast_to(
             cos_sin_ptr + position[:, None] * cos_sin_stride_position + rope_pair[None, :] + 32, (TOKENS, 32)
         ),
-        mask=valid[:, None],
+        mask=known[:, None],
         other=0,
     ).to(tl.float32)
 

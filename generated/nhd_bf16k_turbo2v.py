@@ -109,7 +109,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     value [T, NUM_HEADS, VALUE_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, slot_mapping)
@@ -155,7 +155,7 @@ def append_key(key, key_cache, slot_mapping):
     key [T, NUM_HEADS, KEY_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, slot_mapping)
@@ -188,7 +188,7 @@ def append_value(value, value_cache, slot_mapping):
     value [T, NUM_HEADS, VALUE_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, slot_mapping)
@@ -228,7 +228,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, block_table, positions)
@@ -1037,10 +1037,8 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1059,6 +1057,7 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + key_dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, rotated, turbo2 with a scale per token and head and 16 dims
@@ -1080,6 +1079,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
+        mask=valid,
     )
     # The scale comes last: roots and quotients in float64 leave few registers to what is still to be done.
     ratio = (tl.sqrt(squares) / tl.sqrt(chosen_squares)).to(tl.float32)
@@ -1092,6 +1092,7 @@ def _append_kernel(
         + value_dim_group[None, :, None]
         + 32,
         stored,
+        mask=valid,
     )
 
 
@@ -1114,16 +1115,14 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_dim = tl.arange(0, KEY_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
 
     # key to key_cache
@@ -1134,6 +1133,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + key_dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1157,10 +1157,8 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1188,6 +1186,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
+        mask=valid,
     )
     # The scale comes last: roots and quotients in float64 leave few registers to what is still to be done.
     ratio = (tl.sqrt(squares) / tl.sqrt(chosen_squares)).to(tl.float32)
@@ -1200,6 +1199,7 @@ def _append_value_kernel(
         + value_dim_group[None, :, None]
         + 32,
         stored,
+        mask=valid,
     )
 
 
@@ -1242,10 +1242,8 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1264,6 +1262,7 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + key_dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, rotated, turbo2 with a scale per token and head and 16 dims
@@ -1285,6 +1284,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
+        mask=valid,
     )
     # The scale comes last: roots and quotients in float64 leave few registers to what is still to be done.
     ratio = (tl.sqrt(squares) / tl.sqrt(chosen_squares)).to(tl.float32)
@@ -1297,6 +1297,7 @@ def _append_positions_kernel(
         + value_dim_group[None, :, None]
         + 32,
         stored,
+        mask=valid,
     )
 
 

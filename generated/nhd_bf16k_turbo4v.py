@@ -109,7 +109,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     value [T, NUM_HEADS, VALUE_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, slot_mapping)
@@ -162,7 +162,7 @@ def append_key(key, key_cache, slot_mapping):
     key [T, NUM_HEADS, KEY_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, slot_mapping)
@@ -195,7 +195,7 @@ def append_value(value, value_cache, slot_mapping):
     value [T, NUM_HEADS, VALUE_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, slot_mapping)
@@ -240,7 +240,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, block_table, positions)
@@ -1049,10 +1049,8 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1071,6 +1069,7 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + key_dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
@@ -1092,6 +1091,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
+        mask=valid,
     )
     # The scale comes last: roots and quotients in float64 leave few registers to what is still to be done.
     ratio = (tl.sqrt(squares) / tl.sqrt(chosen_squares)).to(tl.float32)
@@ -1104,6 +1104,7 @@ def _append_kernel(
         + value_dim_group[None, :, None]
         + 64,
         stored,
+        mask=valid,
     )
 
 
@@ -1126,16 +1127,14 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_dim = tl.arange(0, KEY_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
 
     # key to key_cache
@@ -1146,6 +1145,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + key_dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1169,10 +1169,8 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1200,6 +1198,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
+        mask=valid,
     )
     # The scale comes last: roots and quotients in float64 leave few registers to what is still to be done.
     ratio = (tl.sqrt(squares) / tl.sqrt(chosen_squares)).to(tl.float32)
@@ -1212,6 +1211,7 @@ def _append_value_kernel(
         + value_dim_group[None, :, None]
         + 64,
         stored,
+        mask=valid,
     )
 
 
@@ -1254,10 +1254,8 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1276,6 +1274,7 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + key_dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, rotated, turbo4 with a scale per token and head and 16 dims
@@ -1297,6 +1296,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_byte[None, :],
         value,
+        mask=valid,
     )
     # The scale comes last: roots and quotients in float64 leave few registers to what is still to be done.
     ratio = (tl.sqrt(squares) / tl.sqrt(chosen_squares)).to(tl.float32)
@@ -1309,6 +1309,7 @@ def _append_positions_kernel(
         + value_dim_group[None, :, None]
         + 64,
         stored,
+        mask=valid,
     )
 
 

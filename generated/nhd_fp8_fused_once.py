@@ -123,7 +123,7 @@ def append(key, value, key_cache, value_cache, slot_mapping, key_scale, value_sc
     key_scale [1], float32: values are codes times this.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scale, value_scale, slot_mapping)
@@ -193,7 +193,7 @@ def append_key(key, key_cache, slot_mapping, key_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     key_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scale, slot_mapping)
@@ -244,7 +244,7 @@ def append_value(value, value_cache, slot_mapping, value_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scale, slot_mapping)
@@ -300,7 +300,7 @@ def append_positions(
     key_scale [1], float32: values are codes times this.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scale, value_scale, block_table, positions)
@@ -391,7 +391,7 @@ def append_fused(
     key_scale [1], float32: values are codes times this.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_weight, cos_sin, key_scale, value_scale, slot_mapping, positions)
@@ -476,7 +476,7 @@ def append_fused_key(key, key_cache, slot_mapping, positions, key_weight, cos_si
     A token whose position is negative or past the table is skipped, as one without a slot is.
     key_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_weight, cos_sin, key_scale, slot_mapping, positions)
@@ -1369,23 +1369,22 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    key_scale = tl.load(key_scale_ptr)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    value_scale = tl.load(value_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1395,12 +1394,12 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1410,6 +1409,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1434,22 +1434,20 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    key_scale = tl.load(key_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1459,6 +1457,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1483,22 +1482,20 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    value_scale = tl.load(value_scale_ptr)
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1508,6 +1505,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1551,23 +1549,22 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    key_scale = tl.load(key_scale_ptr)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    value_scale = tl.load(value_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1577,12 +1574,12 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1592,6 +1589,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1631,11 +1629,9 @@ def _append_fused_kernel(
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
-    known = (position >= 0) & (position < num_positions)
-    # A skipped token is decided before anything of it is read.
-    valid = known & (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    known = True & (position >= 0) & (position < num_positions)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1643,18 +1639,24 @@ def _append_fused_kernel(
     key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
+    key_scale = tl.load(key_scale_ptr)
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    value_scale = tl.load(value_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
@@ -1677,8 +1679,7 @@ def _append_fused_kernel(
     )
     key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
@@ -1689,6 +1690,7 @@ def _append_fused_kernel(
         + head[:, None] * key_cache_stride_head
         + key_pair[None, :],
         key,
+        mask=valid,
     )
     tl.store(
         key_cache_ptr
@@ -1697,12 +1699,12 @@ def _append_fused_kernel(
         + head[:, None] * key_cache_stride_head
         + key_other[None, :],
         key_partner,
+        mask=valid,
     )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1712,6 +1714,7 @@ def _append_fused_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1742,25 +1745,28 @@ def _append_fused_key_kernel(
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
-    known = (position >= 0) & (position < num_positions)
-    # A skipped token is decided before anything of it is read.
-    valid = known & (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    known = True & (position >= 0) & (position < num_positions)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_pair = tl.arange(0, 64)
     key_other = key_pair + 64
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
+    key_scale = tl.load(key_scale_ptr)
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
@@ -1786,8 +1792,7 @@ def _append_fused_key_kernel(
     )
     key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
@@ -1798,6 +1803,7 @@ def _append_fused_key_kernel(
         + head[:, None] * key_cache_stride_head
         + key_pair[None, :],
         key,
+        mask=valid,
     )
     tl.store(
         key_cache_ptr
@@ -1806,6 +1812,7 @@ def _append_fused_key_kernel(
         + head[:, None] * key_cache_stride_head
         + key_other[None, :],
         key_partner,
+        mask=valid,
     )
 
 

@@ -143,7 +143,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
@@ -218,7 +218,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scales, slot_mapping)
@@ -271,7 +271,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scales, slot_mapping)
@@ -328,7 +328,7 @@ def append_positions(
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, block_table, positions)
@@ -1385,16 +1385,14 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1403,7 +1401,11 @@ def _append_kernel(
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
+    tl.store(
+        key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
+    )
     key = _times(key, tl.div_rn(1.0, scale), scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1413,6 +1415,7 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, fp8_e4m3 with a scale per token and head
@@ -1421,7 +1424,9 @@ def _append_kernel(
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
-        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None], scale
+        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
     )
     value = _times(value, tl.div_rn(1.0, scale), scale)
     value = _fp8_e4m3_codes(value, NATIVE)
@@ -1432,6 +1437,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1458,16 +1464,14 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to key_cache, fp8_e4m3 with a scale per token and head
@@ -1475,7 +1479,11 @@ def _append_key_kernel(
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
+    tl.store(
+        key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
+    )
     key = _times(key, tl.div_rn(1.0, scale), scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1485,6 +1493,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1511,16 +1520,14 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to value_cache, fp8_e4m3 with a scale per token and head
@@ -1529,7 +1536,9 @@ def _append_value_kernel(
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
-        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None], scale
+        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
     )
     value = _times(value, tl.div_rn(1.0, scale), scale)
     value = _fp8_e4m3_codes(value, NATIVE)
@@ -1540,6 +1549,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1587,16 +1597,14 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1605,7 +1613,11 @@ def _append_positions_kernel(
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
+    tl.store(
+        key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
+    )
     key = _times(key, tl.div_rn(1.0, scale), scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1615,6 +1627,7 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, fp8_e4m3 with a scale per token and head
@@ -1623,7 +1636,9 @@ def _append_positions_kernel(
     scale = tl.div_rn(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
-        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None], scale
+        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
     )
     value = _times(value, tl.div_rn(1.0, scale), scale)
     value = _fp8_e4m3_codes(value, NATIVE)
@@ -1634,6 +1649,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 

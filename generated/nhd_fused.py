@@ -89,7 +89,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, slot_mapping)
@@ -130,7 +130,7 @@ def append_key(key, key_cache, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, slot_mapping)
@@ -163,7 +163,7 @@ def append_value(value, value_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, slot_mapping)
@@ -198,7 +198,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, block_table, positions)
@@ -257,7 +257,7 @@ def append_fused(key, value, key_cache, value_cache, slot_mapping, positions, ke
     cos_sin [positions, 128], float32 or of the type of key: 64 cosines, 64 sines.
     A token whose position is negative or past the table is skipped, as one without a slot is.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_weight, cos_sin, slot_mapping, positions)
@@ -322,7 +322,7 @@ def append_fused_key(key, key_cache, slot_mapping, positions, key_weight, cos_si
     cos_sin [positions, 128], float32 or of the type of key: 64 cosines, 64 sines.
     A token whose position is negative or past the table is skipped, as one without a slot is.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_weight, cos_sin, slot_mapping, positions)
@@ -858,16 +858,14 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -879,6 +877,7 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache
@@ -889,6 +888,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -911,16 +911,14 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to key_cache
@@ -931,6 +929,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -953,16 +952,14 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to value_cache
@@ -973,6 +970,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1013,16 +1011,14 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1034,6 +1030,7 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache
@@ -1044,6 +1041,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1080,11 +1078,9 @@ def _append_fused_kernel(
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
-    known = (position >= 0) & (position < num_positions)
-    # A skipped token is decided before anything of it is read.
-    valid = known & (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    known = True & (position >= 0) & (position < num_positions)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1092,14 +1088,18 @@ def _append_fused_kernel(
     key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32) + 1.0
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32) + 1.0
@@ -1132,6 +1132,7 @@ def _append_fused_kernel(
         + head[:, None] * key_cache_stride_head
         + key_pair[None, :],
         key,
+        mask=valid,
     )
     key_partner = _rounded(key_partner, key_ptr.dtype.element_ty)
     tl.store(
@@ -1141,6 +1142,7 @@ def _append_fused_kernel(
         + head[:, None] * key_cache_stride_head
         + key_other[None, :],
         key_partner,
+        mask=valid,
     )
 
     # value to value_cache
@@ -1151,6 +1153,7 @@ def _append_fused_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1179,25 +1182,27 @@ def _append_fused_key_kernel(
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
-    known = (position >= 0) & (position < num_positions)
-    # A skipped token is decided before anything of it is read.
-    valid = known & (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    known = True & (position >= 0) & (position < num_positions)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_pair = tl.arange(0, 64)
     key_other = key_pair + 64
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32) + 1.0
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32) + 1.0
@@ -1229,6 +1234,7 @@ def _append_fused_key_kernel(
         + head[:, None] * key_cache_stride_head
         + key_pair[None, :],
         key,
+        mask=valid,
     )
     key_partner = _rounded(key_partner, key_ptr.dtype.element_ty)
     tl.store(
@@ -1238,6 +1244,7 @@ def _append_fused_key_kernel(
         + head[:, None] * key_cache_stride_head
         + key_other[None, :],
         key_partner,
+        mask=valid,
     )
 
 

@@ -94,7 +94,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, slot_mapping)
@@ -135,7 +135,7 @@ def append_key(key, key_cache, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, slot_mapping)
@@ -168,7 +168,7 @@ def append_value(value, value_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, slot_mapping)
@@ -203,7 +203,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, block_table, positions)
@@ -270,7 +270,7 @@ def append_fused(
     cos_sin [positions, 128], float32 or of the type of key: 64 cosines, 64 sines.
     A token whose position is negative or past the table is skipped, as one without a slot is.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     The query does not ask for slots: that of a token without one goes to query_out like any other.
     Only where a position has no row in the table, the row of query_out stays as it was.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -367,7 +367,7 @@ def append_fused_key(query, key, query_out, key_cache, slot_mapping, positions, 
     cos_sin [positions, 128], float32 or of the type of key: 64 cosines, 64 sines.
     A token whose position is negative or past the table is skipped, as one without a slot is.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     The query does not ask for slots: that of a token without one goes to query_out like any other.
     Only where a position has no row in the table, the row of query_out stays as it was.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -917,16 +917,14 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -938,6 +936,7 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache
@@ -948,6 +947,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -970,16 +970,14 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to key_cache
@@ -990,6 +988,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1012,16 +1011,14 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to value_cache
@@ -1032,6 +1029,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1072,16 +1070,14 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1093,6 +1089,7 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache
@@ -1103,6 +1100,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1231,7 +1229,8 @@ def _append_fused_kernel(
     position_width = tl.load(positions_ptr + 2 * positions_stride + token).to(tl.int64)
     # A position past the table has no angle.
     known = (
-        (position_time >= 0)
+        True
+        & (position_time >= 0)
         & (position_time < num_positions)
         & (position_height >= 0)
         & (position_height < num_positions)
@@ -1257,10 +1256,8 @@ def _append_fused_kernel(
                 cos_sin_stride_position,
             )
         return
-    # A skipped token is decided before anything of it is read.
-    valid = known & (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1268,30 +1265,42 @@ def _append_fused_kernel(
     key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
     key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
     key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)
@@ -1326,6 +1335,7 @@ def _append_fused_kernel(
         + head[:, None] * key_cache_stride_head
         + key_pair[None, :],
         key,
+        mask=valid,
     )
     key_partner = _rounded(key_partner, key_ptr.dtype.element_ty)
     tl.store(
@@ -1335,6 +1345,7 @@ def _append_fused_kernel(
         + head[:, None] * key_cache_stride_head
         + key_other[None, :],
         key_partner,
+        mask=valid,
     )
 
     # value to value_cache
@@ -1345,6 +1356,7 @@ def _append_fused_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1465,7 +1477,8 @@ def _append_fused_key_kernel(
     position_width = tl.load(positions_ptr + 2 * positions_stride + token).to(tl.int64)
     # A position past the table has no angle.
     known = (
-        (position_time >= 0)
+        True
+        & (position_time >= 0)
         & (position_time < num_positions)
         & (position_height >= 0)
         & (position_height < num_positions)
@@ -1491,40 +1504,50 @@ def _append_fused_key_kernel(
                 cos_sin_stride_position,
             )
         return
-    # A skipped token is decided before anything of it is read.
-    valid = known & (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_pair = tl.arange(0, 64)
     key_other = key_pair + 64
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
     key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
     key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)
@@ -1558,6 +1581,7 @@ def _append_fused_key_kernel(
         + head[:, None] * key_cache_stride_head
         + key_pair[None, :],
         key,
+        mask=valid,
     )
     key_partner = _rounded(key_partner, key_ptr.dtype.element_ty)
     tl.store(
@@ -1567,6 +1591,7 @@ def _append_fused_key_kernel(
         + head[:, None] * key_cache_stride_head
         + key_other[None, :],
         key_partner,
+        mask=valid,
     )
 
 

@@ -140,7 +140,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
@@ -202,7 +202,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scales, slot_mapping)
@@ -248,7 +248,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scales, slot_mapping)
@@ -298,7 +298,7 @@ def append_positions(
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, block_table, positions)
@@ -1288,10 +1288,8 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1300,7 +1298,7 @@ def _append_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
@@ -1316,6 +1314,7 @@ def _append_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     key = _bounded_over(key, scale, 32.0)
@@ -1328,6 +1327,7 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + dim_byte[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int4 with a scale per token and head and 32 dims
@@ -1342,6 +1342,7 @@ def _append_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     value = _bounded_over(value, scale, 32.0)
@@ -1354,6 +1355,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim_byte[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1379,10 +1381,8 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1391,7 +1391,7 @@ def _append_key_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
 
     # key to key_cache, int4 with a scale per token and head and 32 dims
@@ -1406,6 +1406,7 @@ def _append_key_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     key = _bounded_over(key, scale, 32.0)
@@ -1418,6 +1419,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim_byte[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1443,10 +1445,8 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1455,7 +1455,7 @@ def _append_value_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
     # value to value_cache, int4 with a scale per token and head and 32 dims
@@ -1470,6 +1470,7 @@ def _append_value_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     value = _bounded_over(value, scale, 32.0)
@@ -1482,6 +1483,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim_byte[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1529,10 +1531,8 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1541,7 +1541,7 @@ def _append_positions_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
@@ -1557,6 +1557,7 @@ def _append_positions_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     key = _bounded_over(key, scale, 32.0)
@@ -1569,6 +1570,7 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + dim_byte[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int4 with a scale per token and head and 32 dims
@@ -1583,6 +1585,7 @@ def _append_positions_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     value = _bounded_over(value, scale, 32.0)
@@ -1595,6 +1598,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim_byte[None, :],
         value,
+        mask=valid,
     )
 
 

@@ -144,7 +144,7 @@ def append_value(value, value_cache, value_params, slot_mapping):
     value [T, NUM_HEADS, VALUE_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_params, slot_mapping)
@@ -1146,10 +1146,8 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1158,7 +1156,7 @@ def _append_value_kernel(
     value_dim = value_dim_group[:, None] * 32 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(
         value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + value_dim[None, :, :]
     )
@@ -1183,6 +1181,7 @@ def _append_value_kernel(
         + head[:, None, None] * value_params_stride_head
         + value_dim_group[None, :, None] * value_params_stride_dim_div32,
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     stored = _to_scale_float16(lowest)
@@ -1194,6 +1193,7 @@ def _append_value_kernel(
         + value_dim_group[None, :, None] * value_params_stride_dim_div32
         + 1,
         stored,
+        mask=valid,
     )
 
     value = value - _to_float32(stored)
@@ -1207,6 +1207,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + value_dim_byte[None, :],
         value,
+        mask=valid,
     )
 
 

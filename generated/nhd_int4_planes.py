@@ -145,7 +145,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
@@ -213,7 +213,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scales, slot_mapping)
@@ -263,7 +263,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scales, slot_mapping)
@@ -317,7 +317,7 @@ def append_positions(
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, block_table, positions)
@@ -1368,10 +1368,8 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1380,7 +1378,7 @@ def _append_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
@@ -1396,6 +1394,7 @@ def _append_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     key = _bounded_over(key, scale, 32.0)
@@ -1411,6 +1410,7 @@ def _append_kernel(
         + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (key >> 2) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1423,6 +1423,7 @@ def _append_kernel(
         + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (key >> 3) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1435,6 +1436,7 @@ def _append_kernel(
         + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     key = key & 1
     key = _pack_1(tl.reshape(key, (8, 16, 2, 2, 2)))
@@ -1446,6 +1448,7 @@ def _append_kernel(
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
         + (dim_byte % 4)[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
@@ -1460,6 +1463,7 @@ def _append_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     value = _bounded_over(value, scale, 32.0)
@@ -1475,6 +1479,7 @@ def _append_kernel(
         + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (value >> 2) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1487,6 +1492,7 @@ def _append_kernel(
         + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (value >> 3) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1499,6 +1505,7 @@ def _append_kernel(
         + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     value = value & 1
     value = _pack_1(tl.reshape(value, (8, 16, 2, 2, 2)))
@@ -1510,6 +1517,7 @@ def _append_kernel(
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
         + (dim_byte % 4)[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1538,10 +1546,8 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1550,7 +1556,7 @@ def _append_key_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
 
     # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
@@ -1565,6 +1571,7 @@ def _append_key_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     key = _bounded_over(key, scale, 32.0)
@@ -1580,6 +1587,7 @@ def _append_key_kernel(
         + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (key >> 2) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1592,6 +1600,7 @@ def _append_key_kernel(
         + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (key >> 3) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1604,6 +1613,7 @@ def _append_key_kernel(
         + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     key = key & 1
     key = _pack_1(tl.reshape(key, (8, 16, 2, 2, 2)))
@@ -1615,6 +1625,7 @@ def _append_key_kernel(
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
         + (dim_byte % 4)[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1643,10 +1654,8 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1655,7 +1664,7 @@ def _append_value_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
     # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
@@ -1670,6 +1679,7 @@ def _append_value_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     value = _bounded_over(value, scale, 32.0)
@@ -1685,6 +1695,7 @@ def _append_value_kernel(
         + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (value >> 2) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1697,6 +1708,7 @@ def _append_value_kernel(
         + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (value >> 3) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1709,6 +1721,7 @@ def _append_value_kernel(
         + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     value = value & 1
     value = _pack_1(tl.reshape(value, (8, 16, 2, 2, 2)))
@@ -1720,6 +1733,7 @@ def _append_value_kernel(
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
         + (dim_byte % 4)[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1772,10 +1786,8 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1784,7 +1796,7 @@ def _append_positions_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
@@ -1800,6 +1812,7 @@ def _append_positions_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     key = _bounded_over(key, scale, 32.0)
@@ -1815,6 +1828,7 @@ def _append_positions_kernel(
         + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (key >> 2) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1827,6 +1841,7 @@ def _append_positions_kernel(
         + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (key >> 3) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1839,6 +1854,7 @@ def _append_positions_kernel(
         + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     key = key & 1
     key = _pack_1(tl.reshape(key, (8, 16, 2, 2, 2)))
@@ -1850,6 +1866,7 @@ def _append_positions_kernel(
         + (dim_byte // 4)[None, :] * key_cache_stride_dim_div32
         + (dim_byte % 4)[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
@@ -1864,6 +1881,7 @@ def _append_positions_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _to_float32(stored)
     value = _bounded_over(value, scale, 32.0)
@@ -1879,6 +1897,7 @@ def _append_positions_kernel(
         + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (value >> 2) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1891,6 +1910,7 @@ def _append_positions_kernel(
         + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     plane = (value >> 3) & 1
     plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
@@ -1903,6 +1923,7 @@ def _append_positions_kernel(
         + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
         + (dim_byte % 4)[None, :],
         plane,
+        mask=valid,
     )
     value = value & 1
     value = _pack_1(tl.reshape(value, (8, 16, 2, 2, 2)))
@@ -1914,6 +1935,7 @@ def _append_positions_kernel(
         + (dim_byte // 4)[None, :] * value_cache_stride_dim_div32
         + (dim_byte % 4)[None, :],
         value,
+        mask=valid,
     )
 
 

@@ -126,7 +126,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
@@ -182,7 +182,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scales, slot_mapping)
@@ -225,7 +225,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scales, slot_mapping)
@@ -272,7 +272,7 @@ def append_positions(
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, block_table, positions)
@@ -1199,22 +1199,20 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to key_cache, int8 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scales_ptr + block)
+    scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
     scale = _to_float32(scale)
     key = _bounded_over(key, scale, 512.0)
     key = _int8_codes_even(key, -127.0, 127.0)
@@ -1225,11 +1223,12 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int8 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scales_ptr + block)
+    scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
     scale = _to_float32(scale)
     value = _bounded_over(value, scale, 512.0)
     value = _int8_codes_even(value, -127.0, 127.0)
@@ -1240,6 +1239,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1263,21 +1263,19 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to key_cache, int8 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scales_ptr + block)
+    scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
     scale = _to_float32(scale)
     key = _bounded_over(key, scale, 512.0)
     key = _int8_codes_even(key, -127.0, 127.0)
@@ -1288,6 +1286,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1311,21 +1310,19 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to value_cache, int8 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scales_ptr + block)
+    scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
     scale = _to_float32(scale)
     value = _bounded_over(value, scale, 512.0)
     value = _int8_codes_even(value, -127.0, 127.0)
@@ -1336,6 +1333,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1378,22 +1376,20 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to key_cache, int8 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scales_ptr + block)
+    scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
     scale = _to_float32(scale)
     key = _bounded_over(key, scale, 512.0)
     key = _int8_codes_even(key, -127.0, 127.0)
@@ -1404,11 +1400,12 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int8 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scales_ptr + block)
+    scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
     scale = _to_float32(scale)
     value = _bounded_over(value, scale, 512.0)
     value = _int8_codes_even(value, -127.0, 127.0)
@@ -1419,6 +1416,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 

@@ -142,7 +142,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
@@ -202,7 +202,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scales, slot_mapping)
@@ -247,7 +247,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scales, slot_mapping)
@@ -296,7 +296,7 @@ def append_positions(
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, block_table, positions)
@@ -1255,16 +1255,14 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1273,7 +1271,11 @@ def _append_kernel(
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
+    tl.store(
+        key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
+    )
     key = _times(key, tl.div_rn(1.0, scale), scale)
     key = _int8_codes_away(_number(key), -127.0, 127.0)
     tl.store(
@@ -1283,6 +1285,7 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int8 with a scale per token and head
@@ -1291,7 +1294,9 @@ def _append_kernel(
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
-        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None], scale
+        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
     )
     value = _times(value, tl.div_rn(1.0, scale), scale)
     value = _int8_codes_away(_number(value), -127.0, 127.0)
@@ -1302,6 +1307,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1327,16 +1333,14 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to key_cache, int8 with a scale per token and head
@@ -1344,7 +1348,11 @@ def _append_key_kernel(
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
+    tl.store(
+        key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
+    )
     key = _times(key, tl.div_rn(1.0, scale), scale)
     key = _int8_codes_away(_number(key), -127.0, 127.0)
     tl.store(
@@ -1354,6 +1362,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1379,16 +1388,14 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to value_cache, int8 with a scale per token and head
@@ -1397,7 +1404,9 @@ def _append_value_kernel(
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
-        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None], scale
+        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
     )
     value = _times(value, tl.div_rn(1.0, scale), scale)
     value = _int8_codes_away(_number(value), -127.0, 127.0)
@@ -1408,6 +1417,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1454,16 +1464,14 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1472,7 +1480,11 @@ def _append_positions_kernel(
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
-    tl.store(key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None], scale)
+    tl.store(
+        key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
+    )
     key = _times(key, tl.div_rn(1.0, scale), scale)
     key = _int8_codes_away(_number(key), -127.0, 127.0)
     tl.store(
@@ -1482,6 +1494,7 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, int8 with a scale per token and head
@@ -1490,7 +1503,9 @@ def _append_positions_kernel(
     scale = tl.div_rn(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
-        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None], scale
+        value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None],
+        scale,
+        mask=valid,
     )
     value = _times(value, tl.div_rn(1.0, scale), scale)
     value = _int8_codes_away(_number(value), -127.0, 127.0)
@@ -1501,6 +1516,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
+        mask=valid,
     )
 
 

@@ -138,7 +138,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
@@ -210,7 +210,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scales, slot_mapping)
@@ -259,7 +259,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scales, slot_mapping)
@@ -317,7 +317,7 @@ def append_positions(
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, block_table, positions)
@@ -1400,10 +1400,8 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1412,7 +1410,7 @@ def _append_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
@@ -1427,6 +1425,7 @@ def _append_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     key = _e2m1_codes_shifted(key, scale, NATIVE)
@@ -1438,6 +1437,7 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + dim_byte[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
@@ -1451,6 +1451,7 @@ def _append_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     value = _e2m1_codes_shifted(value, scale, NATIVE)
@@ -1462,6 +1463,7 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim_byte[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1488,10 +1490,8 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1500,7 +1500,7 @@ def _append_key_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
@@ -1514,6 +1514,7 @@ def _append_key_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     key = _e2m1_codes_shifted(key, scale, NATIVE)
@@ -1525,6 +1526,7 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim_byte[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1551,10 +1553,8 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1563,7 +1563,7 @@ def _append_value_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
@@ -1577,6 +1577,7 @@ def _append_value_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     value = _e2m1_codes_shifted(value, scale, NATIVE)
@@ -1588,6 +1589,7 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim_byte[None, :],
         value,
+        mask=valid,
     )
 
 
@@ -1636,10 +1638,8 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1648,7 +1648,7 @@ def _append_positions_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
@@ -1663,6 +1663,7 @@ def _append_positions_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     key = _e2m1_codes_shifted(key, scale, NATIVE)
@@ -1674,6 +1675,7 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + dim_byte[None, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
@@ -1687,6 +1689,7 @@ def _append_positions_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     value = _e2m1_codes_shifted(value, scale, NATIVE)
@@ -1698,6 +1701,7 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim_byte[None, :],
         value,
+        mask=valid,
     )
 
 

@@ -143,7 +143,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, slot_mapping)
@@ -229,7 +229,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scales, slot_mapping)
@@ -285,7 +285,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scales, slot_mapping)
@@ -350,7 +350,7 @@ def append_positions(
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scales, value_scales, block_table, positions)
@@ -1523,10 +1523,8 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1534,7 +1532,7 @@ def _append_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
@@ -1549,6 +1547,7 @@ def _append_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     key = _shifted(key, scale)
@@ -1560,6 +1559,7 @@ def _append_kernel(
         + head[:, None, None] * key_cache_stride_head
         + dim[None, :, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
@@ -1573,6 +1573,7 @@ def _append_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     value = _shifted(value, scale)
@@ -1584,6 +1585,7 @@ def _append_kernel(
         + head[:, None, None] * value_cache_stride_head
         + dim[None, :, :],
         value,
+        mask=valid,
     )
 
 
@@ -1610,10 +1612,8 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1621,7 +1621,7 @@ def _append_key_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
 
     # key to key_cache, mxfp8 with a scale per token and head and 32 dims
@@ -1635,6 +1635,7 @@ def _append_key_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     key = _shifted(key, scale)
@@ -1646,6 +1647,7 @@ def _append_key_kernel(
         + head[:, None, None] * key_cache_stride_head
         + dim[None, :, :],
         key,
+        mask=valid,
     )
 
 
@@ -1672,10 +1674,8 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1683,7 +1683,7 @@ def _append_value_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
@@ -1697,6 +1697,7 @@ def _append_value_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     value = _shifted(value, scale)
@@ -1708,6 +1709,7 @@ def _append_value_kernel(
         + head[:, None, None] * value_cache_stride_head
         + dim[None, :, :],
         value,
+        mask=valid,
     )
 
 
@@ -1756,10 +1758,8 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1767,7 +1767,7 @@ def _append_positions_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
@@ -1782,6 +1782,7 @@ def _append_positions_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     key = _shifted(key, scale)
@@ -1793,6 +1794,7 @@ def _append_positions_kernel(
         + head[:, None, None] * key_cache_stride_head
         + dim[None, :, :],
         key,
+        mask=valid,
     )
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
@@ -1806,6 +1808,7 @@ def _append_positions_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
+        mask=valid,
     )
     scale = _e8m0_values(stored)
     value = _shifted(value, scale)
@@ -1817,6 +1820,7 @@ def _append_positions_kernel(
         + head[:, None, None] * value_cache_stride_head
         + dim[None, :, :],
         value,
+        mask=valid,
     )
 
 

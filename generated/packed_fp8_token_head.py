@@ -119,7 +119,7 @@ def append(key, value, kv_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, kv_cache, slot_mapping)
@@ -166,7 +166,7 @@ def append_key(key, kv_cache, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, kv_cache, slot_mapping)
@@ -204,7 +204,7 @@ def append_value(value, kv_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, kv_cache, slot_mapping)
@@ -249,7 +249,7 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, kv_cache, block_table, positions)
@@ -999,16 +999,14 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1023,7 +1021,7 @@ def _append_kernel(
         + slot * kv_cache_stride_slot
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 32, scale)
+    tl.store(scale_ptrs + 32, scale, mask=valid)
     key = _times(key, tl.div_rn(1.0, scale), scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1033,6 +1031,7 @@ def _append_kernel(
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
@@ -1046,7 +1045,7 @@ def _append_kernel(
         + slot * kv_cache_stride_slot
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 65, scale)
+    tl.store(scale_ptrs + 65, scale, mask=valid)
     value = _times(value, tl.div_rn(1.0, scale), scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1057,6 +1056,7 @@ def _append_kernel(
         + dim[None, :]
         + 132,
         value,
+        mask=valid,
     )
 
 
@@ -1081,16 +1081,14 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to kv_cache, fp8_e4m3 with a scale per token and head
@@ -1104,7 +1102,7 @@ def _append_key_kernel(
         + slot * kv_cache_stride_slot
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 32, scale)
+    tl.store(scale_ptrs + 32, scale, mask=valid)
     key = _times(key, tl.div_rn(1.0, scale), scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1114,6 +1112,7 @@ def _append_key_kernel(
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1138,16 +1137,14 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
@@ -1161,7 +1158,7 @@ def _append_value_kernel(
         + slot * kv_cache_stride_slot
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 65, scale)
+    tl.store(scale_ptrs + 65, scale, mask=valid)
     value = _times(value, tl.div_rn(1.0, scale), scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1172,6 +1169,7 @@ def _append_value_kernel(
         + dim[None, :]
         + 132,
         value,
+        mask=valid,
     )
 
 
@@ -1210,16 +1208,14 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -1234,7 +1230,7 @@ def _append_positions_kernel(
         + slot * kv_cache_stride_slot
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 32, scale)
+    tl.store(scale_ptrs + 32, scale, mask=valid)
     key = _times(key, tl.div_rn(1.0, scale), scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1244,6 +1240,7 @@ def _append_positions_kernel(
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
@@ -1257,7 +1254,7 @@ def _append_positions_kernel(
         + slot * kv_cache_stride_slot
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 65, scale)
+    tl.store(scale_ptrs + 65, scale, mask=valid)
     value = _times(value, tl.div_rn(1.0, scale), scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1268,6 +1265,7 @@ def _append_positions_kernel(
         + dim[None, :]
         + 132,
         value,
+        mask=valid,
     )
 
 

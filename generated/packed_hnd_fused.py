@@ -86,7 +86,7 @@ def append(key, value, kv_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, kv_cache, slot_mapping)
@@ -122,7 +122,7 @@ def append_key(key, kv_cache, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, kv_cache, slot_mapping)
@@ -148,7 +148,7 @@ def append_value(value, kv_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, kv_cache, slot_mapping)
@@ -183,7 +183,7 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, kv_cache, block_table, positions)
@@ -240,7 +240,7 @@ def append_fused(qkv, query_out, kv_cache, slot_mapping, positions, key_weight, 
     cos_sin [positions, 128], float32 or of the type of qkv: 64 cosines, 64 sines.
     A token whose position is negative or past the table is skipped, as one without a slot is.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     The query does not ask for slots: that of a token without one goes to query_out like any other.
     Only where a position has no row in the table, the row of query_out stays as it was.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -307,7 +307,7 @@ def append_fused_key(qkv, query_out, kv_cache, slot_mapping, positions, key_weig
     cos_sin [positions, 128], float32 or of the type of qkv: 64 cosines, 64 sines.
     A token whose position is negative or past the table is skipped, as one without a slot is.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     The query does not ask for slots: that of a token without one goes to query_out like any other.
     Only where a position has no row in the table, the row of query_out stays as it was.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -796,16 +796,14 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -817,6 +815,7 @@ def _append_kernel(
         + slot * kv_cache_stride_slot
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to kv_cache
@@ -828,6 +827,7 @@ def _append_kernel(
         + dim[None, :]
         + 128,
         value,
+        mask=valid,
     )
 
 
@@ -850,16 +850,14 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to kv_cache
@@ -870,6 +868,7 @@ def _append_key_kernel(
         + slot * kv_cache_stride_slot
         + dim[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -892,16 +891,14 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to kv_cache
@@ -913,6 +910,7 @@ def _append_value_kernel(
         + dim[None, :]
         + 128,
         value,
+        mask=valid,
     )
 
 
@@ -949,16 +947,14 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
@@ -970,6 +966,7 @@ def _append_positions_kernel(
         + slot * kv_cache_stride_slot
         + dim[None, :],
         key,
+        mask=valid,
     )
 
     # value to kv_cache
@@ -981,6 +978,7 @@ def _append_positions_kernel(
         + dim[None, :]
         + 128,
         value,
+        mask=valid,
     )
 
 
@@ -1071,7 +1069,7 @@ def _append_fused_kernel(
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
-    known = (position >= 0) & (position < num_positions)
+    known = True & (position >= 0) & (position < num_positions)
     if tl.program_id(1) >= 1:
         if known:
             _append_fused_query(
@@ -1088,10 +1086,8 @@ def _append_fused_kernel(
                 cos_sin_stride_position,
             )
         return
-    # A skipped token is decided before anything of it is read.
-    valid = known & (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1099,14 +1095,18 @@ def _append_fused_kernel(
     key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_pair[None, :] + 4096)
     key_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_other[None, :] + 4096)
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
@@ -1139,6 +1139,7 @@ def _append_fused_kernel(
         + slot * kv_cache_stride_slot
         + key_pair[None, :],
         key,
+        mask=valid,
     )
     key_partner = _rounded(key_partner, qkv_ptr.dtype.element_ty)
     tl.store(
@@ -1148,6 +1149,7 @@ def _append_fused_kernel(
         + slot * kv_cache_stride_slot
         + key_other[None, :],
         key_partner,
+        mask=valid,
     )
 
     # value to kv_cache
@@ -1159,6 +1161,7 @@ def _append_fused_kernel(
         + dim[None, :]
         + 128,
         value,
+        mask=valid,
     )
 
 
@@ -1248,7 +1251,7 @@ def _append_fused_key_kernel(
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     # A position past the table has no angle.
-    known = (position >= 0) & (position < num_positions)
+    known = True & (position >= 0) & (position < num_positions)
     if tl.program_id(1) >= 1:
         if known:
             _append_fused_key_query(
@@ -1265,24 +1268,26 @@ def _append_fused_key_kernel(
                 cos_sin_stride_position,
             )
         return
-    # A skipped token is decided before anything of it is read.
-    valid = known & (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_pair = tl.arange(0, 64)
     key_other = key_pair + 64
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_pair[None, :] + 4096)
     key_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_other[None, :] + 4096)
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        mask=known,
+        other=0,
     ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
@@ -1314,6 +1319,7 @@ def _append_fused_key_kernel(
         + slot * kv_cache_stride_slot
         + key_pair[None, :],
         key,
+        mask=valid,
     )
     key_partner = _rounded(key_partner, qkv_ptr.dtype.element_ty)
     tl.store(
@@ -1323,6 +1329,7 @@ def _append_fused_key_kernel(
         + slot * kv_cache_stride_slot
         + key_other[None, :],
         key_partner,
+        mask=valid,
     )
 
 

@@ -121,7 +121,7 @@ def append(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scal
     key_scale_scale [1], float32: values are codes times this.
     value_scale_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, kv_cache, key_scale_scale, value_scale_scale, slot_mapping)
@@ -171,7 +171,7 @@ def append_key(key, kv_cache, slot_mapping, key_scale_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     key_scale_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, kv_cache, key_scale_scale, slot_mapping)
@@ -215,7 +215,7 @@ def append_value(value, kv_cache, slot_mapping, value_scale_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     value_scale_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, kv_cache, value_scale_scale, slot_mapping)
@@ -264,7 +264,7 @@ def append_positions(
     key_scale_scale [1], float32: values are codes times this.
     value_scale_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, kv_cache, key_scale_scale, value_scale_scale, block_table, positions)
@@ -1081,10 +1081,8 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1093,15 +1091,16 @@ def _append_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    key_scale_scale = tl.load(key_scale_scale_ptr)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
     key = key.to(tl.float32)
-    outer = tl.load(key_scale_scale_ptr)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * outer)
+    scale = _ratio(amax, 6.0 * key_scale_scale)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1112,9 +1111,10 @@ def _append_kernel(
         + dim_group[None, :, None]
         + 64,
         stored,
+        mask=valid,
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
-    scale = scale * outer
+    scale = scale * key_scale_scale
     key = _e2m1_codes_over(key, scale, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
@@ -1124,13 +1124,13 @@ def _append_kernel(
         + head[:, None] * kv_cache_stride_head
         + dim_byte[None, :],
         key,
+        mask=valid,
     )
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
-    outer = tl.load(value_scale_scale_ptr)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * outer)
+    scale = _ratio(amax, 6.0 * value_scale_scale)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1141,9 +1141,10 @@ def _append_kernel(
         + dim_group[None, :, None]
         + 136,
         stored,
+        mask=valid,
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
-    scale = scale * outer
+    scale = scale * value_scale_scale
     value = _e2m1_codes_over(value, scale, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
@@ -1154,6 +1155,7 @@ def _append_kernel(
         + dim_byte[None, :]
         + 72,
         value,
+        mask=valid,
     )
 
 
@@ -1177,10 +1179,8 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1189,14 +1189,14 @@ def _append_key_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    key_scale_scale = tl.load(key_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
     key = key.to(tl.float32)
-    outer = tl.load(key_scale_scale_ptr)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * outer)
+    scale = _ratio(amax, 6.0 * key_scale_scale)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1207,9 +1207,10 @@ def _append_key_kernel(
         + dim_group[None, :, None]
         + 64,
         stored,
+        mask=valid,
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
-    scale = scale * outer
+    scale = scale * key_scale_scale
     key = _e2m1_codes_over(key, scale, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
@@ -1219,6 +1220,7 @@ def _append_key_kernel(
         + head[:, None] * kv_cache_stride_head
         + dim_byte[None, :],
         key,
+        mask=valid,
     )
 
 
@@ -1242,10 +1244,8 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1254,14 +1254,14 @@ def _append_value_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
-    outer = tl.load(value_scale_scale_ptr)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * outer)
+    scale = _ratio(amax, 6.0 * value_scale_scale)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1272,9 +1272,10 @@ def _append_value_kernel(
         + dim_group[None, :, None]
         + 136,
         stored,
+        mask=valid,
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
-    scale = scale * outer
+    scale = scale * value_scale_scale
     value = _e2m1_codes_over(value, scale, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
@@ -1285,6 +1286,7 @@ def _append_value_kernel(
         + dim_byte[None, :]
         + 72,
         value,
+        mask=valid,
     )
 
 
@@ -1323,10 +1325,8 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1335,15 +1335,16 @@ def _append_positions_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    key_scale_scale = tl.load(key_scale_scale_ptr)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
     key = key.to(tl.float32)
-    outer = tl.load(key_scale_scale_ptr)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * outer)
+    scale = _ratio(amax, 6.0 * key_scale_scale)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1354,9 +1355,10 @@ def _append_positions_kernel(
         + dim_group[None, :, None]
         + 64,
         stored,
+        mask=valid,
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
-    scale = scale * outer
+    scale = scale * key_scale_scale
     key = _e2m1_codes_over(key, scale, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
@@ -1366,13 +1368,13 @@ def _append_positions_kernel(
         + head[:, None] * kv_cache_stride_head
         + dim_byte[None, :],
         key,
+        mask=valid,
     )
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
-    outer = tl.load(value_scale_scale_ptr)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * outer)
+    scale = _ratio(amax, 6.0 * value_scale_scale)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1383,9 +1385,10 @@ def _append_positions_kernel(
         + dim_group[None, :, None]
         + 136,
         stored,
+        mask=valid,
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
-    scale = scale * outer
+    scale = scale * value_scale_scale
     value = _e2m1_codes_over(value, scale, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
@@ -1396,6 +1399,7 @@ def _append_positions_kernel(
         + dim_byte[None, :]
         + 72,
         value,
+        mask=valid,
     )
 
 

@@ -87,7 +87,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, slot_mapping)
@@ -134,7 +134,7 @@ def append_key(key, key_cache, slot_mapping):
     key [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, slot_mapping)
@@ -173,7 +173,7 @@ def append_value(value, value_cache, slot_mapping):
     value [T, NUM_HEADS, HEAD_DIM], of T tokens or more, with any strides but the last.
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, slot_mapping)
@@ -211,7 +211,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     Token t of request request_ids[t] (of request t without them) goes to positions[t], whose slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, block_table, positions)
@@ -762,7 +762,6 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -776,15 +775,15 @@ def _append_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
         key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
     value = tl.load(
         value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
 
@@ -845,17 +844,16 @@ def _append_key_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
         key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
 
@@ -893,7 +891,6 @@ def _append_value_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -907,10 +904,10 @@ def _append_value_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(
         value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
 
@@ -977,7 +974,6 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -991,15 +987,15 @@ def _append_positions_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
         key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
     value = tl.load(
         value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
 

@@ -121,7 +121,7 @@ def append(key, value, key_cache, value_cache, slot_mapping, key_scale, value_sc
     key_scale [1], float32: values are codes times this.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scale, value_scale, slot_mapping)
@@ -195,7 +195,7 @@ def append_key(key, key_cache, slot_mapping, key_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     key_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, key_scale, slot_mapping)
@@ -244,7 +244,7 @@ def append_value(value, value_cache, slot_mapping, value_scale):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, value_scale, slot_mapping)
@@ -303,7 +303,7 @@ def append_positions(
     key_scale [1], float32: values are codes times this.
     value_scale [1], float32: values are codes times this.
     A token whose slot number is negative or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, key_scale, value_scale, block_table, positions)
@@ -1238,7 +1238,6 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1252,22 +1251,23 @@ def _append_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
         key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
+    key_scale = tl.load(key_scale_ptr)
     value = tl.load(
         value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
+    value_scale = tl.load(value_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1283,8 +1283,7 @@ def _append_kernel(
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     if whole:
@@ -1332,24 +1331,23 @@ def _append_key_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
         key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
+    key_scale = tl.load(key_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1387,7 +1385,6 @@ def _append_value_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1401,17 +1398,17 @@ def _append_value_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(
         value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
+    value_scale = tl.load(value_scale_ptr)
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     if whole:
@@ -1478,7 +1475,6 @@ def _append_positions_kernel(
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1492,22 +1488,23 @@ def _append_positions_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # Everything is on its way before anything is worked on.
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
         key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
+    key_scale = tl.load(key_scale_ptr)
     value = tl.load(
         value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
-        mask=valid[None, :],
+        mask=in_range[None, :],
         other=0,
     )
+    value_scale = tl.load(value_scale_ptr)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1523,8 +1520,7 @@ def _append_positions_kernel(
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale)
     value = _fp8_e4m3_codes(value, NATIVE)
     if whole:

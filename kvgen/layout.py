@@ -247,6 +247,11 @@ class Slots:
     remap: str | None = None
     shard: Shard | None = None
 
+    @property
+    def selective(self) -> bool:
+        """Whether most tokens of a prompt may be skipped: those of other ranks, or outside of a window."""
+        return self.remap is not None or self.shard is not None
+
 
 @dataclass(frozen=True, slots=True)
 class FewHints:

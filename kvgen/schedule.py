@@ -161,7 +161,7 @@ def _tokens(layout: Layout, slot_minor: bool, encoded: bool, widest: int, row: i
 def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None, vector: bool) -> Tile:
     """Tile axes in logical order, but for the one along the lanes, which goes last.
 
-    Appending a token alone leaves early where it is skipped; gathering masks it (``vector``): its row may be zeroed.
+    A token that is appended alone is no axis; one that is gathered is (``vector``): its row may be zeroed.
     """
     view = plan.cache_view(copy)
     last = _lane(layout, plan, copy)

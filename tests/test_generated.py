@@ -253,3 +253,26 @@ def test_a_nan_of_all_bits_keeps_them_at_odd_addresses() -> None:
     cache = module.allocate(1)
     module.append(rows.view(1, 1, 4), cache, torch.tensor([1]))
     assert cache[0, 1, 0, 1:].clone().view(torch.int32).tolist() == rows.view(torch.int32).tolist()
+
+
+@pytest.mark.parametrize(
+    ("slots", "waits"),
+    [
+        ("", False),
+        ("slots: {skip: 0}", False),
+        ("slots: {remap: window}", True),
+        ("slots: {shard: {world: 2, interleave: 1}}", True),
+    ],
+)
+@pytest.mark.parametrize("dim", [128, 8])
+def test_rows_are_read_before_the_slot_is_known(slots: str, waits: bool, dim: int) -> None:
+    """Not where most tokens of a prompt may be skipped. Few dims: several tokens a program."""
+    axes = f"name: x\naxes: {{head: 8, dim: {dim}}}\nblock_size: 16\n"
+    text = render_layout(
+        load_text(f"{axes}buffers: {{cache: {{holds: [key, value], order: block kv slot head dim}}}}\n{slots}")
+    )
+    kernel = text[text.index("def _append_kernel(") :]
+    before = kernel[: kernel.index("    tl.store(")]
+    load = before[before.index("    key = tl.load(") : before.index("    value = tl.load(")]
+    assert ("    if not valid:\n        return\n" in before or "mask=valid" in load) == waits
+    assert ("in_range[" in load) == (dim == 8 and not waits)

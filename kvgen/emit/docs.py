@@ -116,7 +116,8 @@ def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
     bounds = f", past {layout.slots.remap}" if layout.slots.remap else ""
     lines.append(f"A token whose slot number is negative{skip}{bounds} or lies past the pool is skipped:")
     if plan.kind == "append":
-        lines.append("nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.")
+        nothing = "nothing of it is read or written" if layout.slots.selective else "nothing is written for it"
+        lines.append(f"{nothing}. Of two tokens with one slot, either may win, byte by byte.")
     else:
         lines.append("its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.")
     lines += stages.query_lines(plan)

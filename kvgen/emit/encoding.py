@@ -186,16 +186,19 @@ def build_scale(
     outer: Side = Side(""),  # noqa: B008
     outer_masks: Masks = NO_MASKS,
     zeroed: bool = False,
+    early: bool = False,
     groups: str = "",
     ratio: str = "",
 ) -> ScaleContext:
     """Everything a section says of its scale."""
+    handed = scale.scale or scale
+    given = handed.argument if early else "outer" if scale.scale else "scale"
     e8m0 = scale.dtype == "float8_e8m0fnu"
     at_once = _at_once(scale) and not zeroed
     formats = {"float8_e4m3fn": "_fp8_e4m3_codes", "float8_e8m0fnu": f"_e8m0_codes_{scale.exponent}"}
     stored_as = (STORED_AS | formats)[scale.dtype]
     pow2, as_stored = scale.grid == "pow2" and not e8m0, scale.encode == "stored"
-    steps = repr(float(scale.code_range)) + (" * outer" if scale.scale else "")
+    steps = repr(float(scale.code_range)) + (f" * {given}" if scale.scale else "")
     limit = ", NATIVE" if scale.dtype in NATIVE else ""
     power = f"_pow2_{scale.exponent}(scale, amax, {steps}, {scale.floor_on == 'scale'})"
     stored = f"{stored_as}({ratio or (power if e8m0 else 'scale')}{limit})"
@@ -226,4 +229,7 @@ def build_scale(
         outer_masks=outer_masks,
         inverse=scale.given == "inverse",
         groups=groups,
+        given=given,
+        early=early,
+        late=not early,
     )

@@ -110,7 +110,7 @@ class Builder(Staging):
         if plan.query:
             query = build_query(layout, plan, self.sched, self.stride_unit, tuple(p.name for p in positions))
         uses = self._uses()
-        aligned = uses["run_aligned"]
+        aligned, scalar = uses["run_aligned"], ["True"] if uses["scalar_mask"] else []
         return Kernel(
             name=f"_{plan.name}_kernel",
             summary=self._summary(),
@@ -130,7 +130,7 @@ class Builder(Staging):
             run_number="tl.multiple_of(first, TOKENS)" if aligned else "first",
             in_range=", mask=in_range, other=-1" if self.tiled else "",
             positions=positions,
-            known=" & ".join(f"({p.name} >= 0) & ({p.name} < num_positions)" for p in positions),
+            known=" & ".join([*scalar, *(f"({p.name} >= 0) & ({p.name} < num_positions)" for p in positions)]),
             query=query,
             uses=uses,
         )
@@ -167,6 +167,25 @@ class Builder(Staging):
         return found
 
     @property
+    def _ahead(self) -> bool:
+        """Whether a token's rows are read before its slot is known: a decode waits for memory once then, not twice."""
+        return self.plan.kind == "append" and not self.layout.slots.selective
+
+    def _kept(self, token: str) -> list[str]:
+        """The condition on what lies at a token's slot; none where skipped tokens have left before."""
+        return [f"valid{token}"] if self.tiled or self._ahead else []
+
+    def _read(self, token: str) -> list[str]:
+        """The condition on a token's own rows."""
+        if not self._ahead:
+            return self._kept(token)
+        return [f"in_range{token}"] if self.tiled else []
+
+    def _placed(self, token: str) -> list[str]:
+        """The condition on what lies at a token's positions."""
+        return [f"known{token}"] if self._ahead and self._bounded else self._read(token)
+
+    @property
     def _bounded(self) -> bool:
         """Whether angles come from a table, which ends somewhere."""
         return any(arg.name == "num_positions" for arg in position_args(self.plan))
@@ -174,7 +193,7 @@ class Builder(Staging):
     def _valid(self) -> str:
         """The condition on a slot number: all of it, or what comes before the remap table."""
         slots = self.layout.slots
-        terms = ["in_range"] if self.tiled else []
+        terms = ["in_range"] if self.tiled else ["True"] if self._ahead else []
         terms += ["known"] if self._bounded else []
         terms.append("(slot_number >= 0)")
         terms += ["(slot_number != SKIP)"] if slots.skip is not None else []
@@ -193,7 +212,9 @@ class Builder(Staging):
             "tiled": self.tiled,
             "append": plan.kind == "append",
             "gather": plan.kind == "gather",
-            "early_return": plan.kind == "append" and not self.tiled,
+            "ahead": self._ahead,
+            "scalar_mask": self._ahead and not self.tiled,
+            "early_return": plan.kind == "append" and not self.tiled and not self._ahead,
             "by_slots": plan.placement == "slots",
             "by_positions": plan.placement == "positions",
             "by_requests": plan.placement == "requests",
@@ -232,10 +253,12 @@ class Builder(Staging):
         variables, bounds = self._row_variables(copy, tile)
         token = subscript(variables["token"].position, rank)
         gather = self.plan.kind == "gather"
-        guarded = [f"valid{token}"] if self.tiled else []
+        kept, read = self._kept(token), self._read(token)
         encoding = self.layout.stream(copy.stream).encoding
         value_type = f"{dense.tensor}_ptr.dtype.element_ty"
-        named, masks = self._masks(copy.stream, guarded, [f"written{token}"] if gather else guarded, bounds)
+        named, masks = self._masks(
+            copy.stream, kept if gather else read, [f"written{token}"] if gather else kept, bounds
+        )
         side = self._side(cache, copy.stream, variables, rank, code_type(encoding) if encoding else value_type)
         side = replace(side, made=encoding is not None or bool(copy.stages))
         if tile.runs:
@@ -275,7 +298,7 @@ class Builder(Staging):
             zeroed=copy.zero is not None,
             zero=self._zero(copy, tile, variables) if copy.zero else None,
             staged=bool(copy.stages),
-            stages=self._stages(copy, tile, variables, guarded) if copy.stages else None,
+            stages=self._stages(copy, tile, variables, self._placed(token)) if copy.stages else None,
             rounds=bool(copy.stages) and encoding is None,
             loads=True,
         )
@@ -300,7 +323,7 @@ class Builder(Staging):
         )
         if side * per != extent:
             bounds.append(f"({name} < {extent // per}){subscript(rank - 1, rank)}")
-        guards = [f"valid{subscript(variables['token'].position, rank)}"] if self.tiled else []
+        guards = self._kept(subscript(variables["token"].position, rank))
         _, masks = self._masks(copy.stream, guards, guards, bounds, named=False)
         seen = variables | {"dim": Variable(name, rank - 1)}
         first, *others = (
@@ -327,7 +350,9 @@ class Builder(Staging):
             outer, outer_masks = found[:2]
         largest = f"_amax({reduced('tl.max', f'_counted({copy.stream})', tile, kept)})"
         norm = (groups(tile), ratio(tile, kept)) if self._by_norm(copy.stream) else ()
-        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, copy.zero is not None, *norm)
+        early = self._ahead and not self._by_token(copy, scale.scale or scale)
+        zeroed = copy.zero is not None
+        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, early, *norm)
 
     def _by_norm(self, stream: str) -> bool:
         encoding = self.layout.stream(stream).encoding
@@ -356,7 +381,7 @@ class Builder(Staging):
 
     def _present(self, copy: Copy, scale: Scale, token: str, kept: list[str]) -> list[str]:
         """Where there is a scale to be read or written: a token's own, where that is not skipped."""
-        return [f"valid{token}"] if "token" in kept and self.tiled else []
+        return self._kept(token) if self._by_token(copy, scale) else []
 
     def _param(
         self,
@@ -421,7 +446,7 @@ class Builder(Staging):
         tile = Tile((*order, "pad"), (*(known[name] for name in order), 1 << (fill.size - 1).bit_length()))
         rank = len(tile.order)
         variables, bounds = self._variables(stream.name, tile, over)
-        guards = [f"valid{subscript(variables['token'].position, rank)}"] if self.tiled else []
+        guards = self._kept(subscript(variables["token"].position, rank))
         side = tile.sides[-1]
         tail = subscript(rank - 1, rank)
         if side != fill.size:

@@ -81,6 +81,9 @@ class ScaleContext:
     outer_masks: Masks
     inverse: bool  # whether the inverse is handed in
     groups: str  # where it is the norm of a group: how many a tile has
+    given: str  # the name of what is handed in: the scale, or the one that it is counted in
+    early: bool  # whether that is loaded with the values,
+    late: bool  # or where it is used
 
 
 @dataclass(frozen=True, slots=True)

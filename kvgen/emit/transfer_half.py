@@ -101,6 +101,10 @@ class Half(Builder):
     def _counted(self, copy: Copy, token: str) -> list[str]:
         return [f"valid{token}"] if self._together(copy) else []
 
+    @property
+    def _ahead(self) -> bool:
+        return False  # what is read lies at a slot
+
     def _present(self, copy: Copy, scale: Scale, token: str, kept: list[str]) -> list[str]:
         """What tokens share is written where any of them is moved."""
         if not (scale.dynamic and self._together(copy)):
