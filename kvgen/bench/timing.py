@@ -94,8 +94,8 @@ class CudaClock:
         whole = (time.perf_counter() - begin) * 1e6
         count = max(1, min(HOST_CALLS, int(HOSTING * 1e6 / HOST_ROUNDS / max(whole, 1.0))))
         chosen = [calls[i % len(calls)] for i in range(count)]
-        adds = [lambda: self.slots.add_(0)] * HOST_CALLS
-        collecting = gc.isenabled()
+        slots, collecting = self.slots, gc.isenabled()
+        adds = [lambda: slots.add_(0)] * HOST_CALLS
         gc.disable()  # as timeit does
         try:
             rounds = [(self._host_round(chosen), self._host_round(adds)) for _ in range(HOST_ROUNDS)]
