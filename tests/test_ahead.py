@@ -6,6 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
+
+import triton
 
 from kvgen.bench import ahead
 from tests.generated import ROOT, shipped
@@ -44,3 +48,21 @@ def test_off_a_gpu_nothing_is_compiled(monkeypatch):
     job = ahead.Job(shipped("paged_nhd"), "", {1: None}, 0)
     with ahead.compiling([job, job], "cpu"):
         pass
+
+
+def test_nothing_is_compiled_any_more_when_what_comes_next_is_timed(monkeypatch):
+    through = []
+
+    def slowly(jobs, processes, target):
+        time.sleep(0.3)
+        through.append((len(jobs), processes, target))
+
+    target = SimpleNamespace(backend="cuda", arch=90, warp_size=32)
+    active = SimpleNamespace(get_current_target=lambda: target)
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(ahead, "_compile_all", slowly)
+    job = ahead.Job(shipped("paged_nhd"), "", {1: None}, 0)
+    with ahead.compiling([job, job], "cuda"):
+        assert through == []
+    assert through == [(2, 2, ("cuda", 90, 32))]
