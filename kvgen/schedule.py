@@ -90,6 +90,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         per_warp = 512
     if plan.kind == "append" and worked_on and tokens == 1 and not plan.staged and all(map(_by_row, streams)):
         per_warp = min(per_warp, 512)
+    whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
     if any(map(worked_on_together, streams)):
         per_warp = 512 if plan.kind == "append" else 256
     elif any(map(_by_channel, streams)):
@@ -98,7 +99,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
     few_warps = max(num_warps, min(4, padded_side(math.ceil(row / (STAGED_FEW if plan.staged else 256)))))
-    few_warps = num_warps if wish.num_warps or not worked_on else few_warps
+    few_warps = num_warps if wish.num_warps or not worked_on or whole_groups else few_warps
     by_count = tokens > 1 and wish.tokens is None and not moved
     few = FEW_ENCODED if plan.kind == "append" and worked_on and not (plan.staged or slot_minor) else FEW_TOKENS
     found = Schedule(tokens, by_count, heads, num_warps, few_warps, tiles, few=few)
@@ -124,8 +125,12 @@ def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) 
 
 def worked_on_together(stream: Stream) -> bool:
     """Whether all values of a row or a group are at hand at a time: that takes registers."""
+    return stream.encoding is not None and (stream.encoding.rotation is not None or _by_norm(stream))
+
+
+def _by_norm(stream: Stream) -> bool:
     mode = MODES.get(stream.encoding.mode) if stream.encoding else None
-    return stream.encoding is not None and (stream.encoding.rotation is not None or (mode is not None and mode.by_norm))
+    return mode is not None and mode.by_norm
 
 
 def _by_row(stream: Stream) -> bool:

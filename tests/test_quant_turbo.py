@@ -16,7 +16,7 @@ from kvgen import harness, reference
 from kvgen.harness.pools import PoolFactory
 from kvgen.layout import KernelHints, Layout, ScheduleHints
 from kvgen.quant.rotation import hadamard
-from kvgen.quant.turbo import CODEBOOKS, Codebook, encode
+from kvgen.quant.turbo import CODEBOOKS, Codebook, decode, encode, norm_ratio, stretch
 from kvgen.resolve import load_text
 from tests.generated import module_of
 from tests.quantised import INF, NAN, encoding_of, hexes
@@ -89,6 +89,28 @@ def test_every_value_counts_in_the_norm() -> None:
     reference.append(layout, {"key": rows}, {"cache": pools[1]}, torch.arange(16))
     for pool in pools:
         assert set(hexes(pool[..., 8:]).split()) == {"2C"}
+    assert torch.equal(*pools)
+
+
+@pytest.mark.parametrize("book", CODEBOOKS, ids=lambda book: book.name)
+def test_scales_near_a_bound(book: Codebook) -> None:
+    """Groups scaled so that their scale lies within some 2**-24 of the middle between two codes."""
+    layout, module = made(book.bits, "planar")
+    generator = torch.Generator().manual_seed(book.bits)
+    codes = torch.randint(0x10, 0x60, (64, 2, 2), generator=generator).to(torch.uint8)
+    low, high = (c.view(torch.float8_e4m3fn).double() for c in (codes, codes + 1))
+    rows = torch.randn(64, 2, 2, 16, generator=generator)
+    for _ in range(3):  # nearer each time
+        amax = rows.abs().amax(dim=-1, keepdim=True)
+        chosen = decode(book, encode(book, encoding_of(book.name), rows * stretch(book.centroids[-1], amax)))
+        ratio = rows.double().norm(dim=-1) / chosen.double().norm(dim=-1)
+        rows = rows * ((low + high) / 2 / ratio).float().unsqueeze(-1)
+    in_float32 = rows.square().sum(-1).sqrt() / chosen.square().sum(-1).sqrt()
+    exact = norm_ratio(rows.abs(), chosen).squeeze(-1)
+    assert (in_float32.to(torch.float8_e4m3fn).float() != exact.to(torch.float8_e4m3fn).float()).sum() > 16
+    pools, slots = [module.allocate(16) for _ in range(2)], torch.arange(64)
+    reference.append(layout, {"key": rows.flatten(-2)}, {"cache": pools[0]}, slots)
+    module.append(rows.flatten(-2), pools[1], slots)
     assert torch.equal(*pools)
 
 

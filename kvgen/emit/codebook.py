@@ -8,50 +8,85 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvgen.emit.names import tuple_text
-from kvgen.quant.turbo import CODEBOOKS, GROUP
+from kvgen.quant.turbo import CODEBOOKS, GROUP, Codebook
 from kvgen.schedule import Tile
+
+NAMES = ("first", "second", "third")
+"""Steps of a search among up to eight centroids."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """A bound between centroids: its bits as a float32, how its count is taken in, and the centroids on its sides."""
+class Halving:
+    """A step of the search for a size's centroid: its name, the bound that a size is held to, by the steps before, and
+    the bit of the index that tells its outcome."""
 
-    value: str
-    bits: str
-    sum: str
-    centroid: str
-    last: str
+    name: str
+    bound: str
+    values: str
+    bit: int
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """A codebook as its functions print it: the bounds above 0, the innermost centroid and the others."""
+    """A codebook as its functions print it: its codes, how a size is found among the centroids above 0, and these.
+
+    ``tagged`` are centroids of which the lowest bits are replaced by their codes, ``sizes`` the centroids themselves.
+    """
 
     name: str
     half: int
-    bounds: tuple[Bound, ...]
-    innermost: str
-    centroids: tuple[tuple[int, str], ...]
+    halvings: tuple[Halving, ...]
+    tagged: str
+    sizes: str
+
+    @property
+    def mask(self) -> int:
+        return 2 * self.half - 1
 
 
 def codebooks() -> tuple[Book, ...]:
     """All codebooks."""
-    return tuple(
-        Book(
-            book.name,
-            len(book.centroids),
-            tuple(_bound(i, bound, book.centroids) for i, bound in enumerate(book.bounds)),
-            repr(book.centroids[0]),
-            tuple((i, repr(value)) for i, value in enumerate(book.centroids) if i),
-        )
-        for book in CODEBOOKS
+    return tuple(map(_book, CODEBOOKS))
+
+
+def _book(book: Codebook) -> Book:
+    half, steps = len(book.centroids), NAMES[: book.bits - 1]
+    tagged = [f"0x{_tagged(value, half + i, 2 * half):X}" for i, value in enumerate(book.centroids)]
+    halvings = []
+    for i, name in enumerate(steps):
+        step = half >> i + 1
+        bounds = book.bounds[step - 1 :: 2 * step]
+        bits = [f"0x{_bits(bound):X}" for bound in bounds]
+        halvings.append(Halving(name, _chosen(steps[:i], bits), ", ".join(map(repr, bounds)), step))
+    # What is found last decides last: nothing that was found before it has to wait for it.
+    found = [tagged[int(f"{i:0{len(steps)}b}"[::-1], 2)] for i in range(half)]
+    return Book(
+        book.name,
+        half,
+        tuple(halvings),
+        _chosen(steps[::-1], found),
+        _chosen(steps, [repr(value) for value in book.centroids]),
     )
 
 
-def _bound(index: int, value: float, centroids: Sequence[float]) -> Bound:
-    (bits,) = struct.unpack("i", struct.pack("f", value))
-    last = "centroid" if index else repr(centroids[0])
-    return Bound(repr(value), f"0x{bits:X}", "count += " if index else "count = ", repr(centroids[index + 1]), last)
+def _chosen(conditions: Sequence[str], values: Sequence[str]) -> str:
+    """The value whose number has the bits that the conditions are, the highest first."""
+    if not conditions:
+        return values[0]
+    middle = len(values) // 2
+    high, low = _chosen(conditions[1:], values[middle:]), _chosen(conditions[1:], values[:middle])
+    return f"tl.where({conditions[0]}, {high}, {low})"
+
+
+def _bits(value: float) -> int:
+    """A float32 as an integer."""
+    return struct.unpack("i", struct.pack("f", value))[0]
+
+
+def _tagged(value: float, tag: int, tags: int) -> int:
+    """The bits of the float32 nearest to ``value`` whose lowest bits are ``tag``."""
+    near = _bits(value) // tags * tags + tag
+    return min((near - tags, near, near + tags), key=lambda bits: abs(bits - _bits(value)))
 
 
 def sides(tile: Tile) -> list[str]:
@@ -63,7 +98,7 @@ def rotation(tile: Tile, dims: int) -> str:
     """What a rotation takes beside the values of a tile, whose last axes are all dims of a row."""
     (root,) = struct.unpack("f", struct.pack("f", 1 / math.sqrt(dims)))
     rows = [text for name, text in zip(tile.order, sides(tile), strict=True) if name not in ("group", "dim")]
-    return f"{' * '.join(rows) or '1'}, {dims}, {dims.bit_length() - 1}, {root!r}, {tuple_text(sides(tile))}"
+    return f"{' * '.join(rows) or '1'}, {dims.bit_length() - 1}, {root!r}, {tuple_text(sides(tile))}"
 
 
 def groups(tile: Tile) -> str:
@@ -74,9 +109,9 @@ def groups(tile: Tile) -> str:
     return f"TOKENS * {counted}" if "TOKENS" in found else str(counted)
 
 
-def ratio(tile: Tile, kept: Sequence[str]) -> str:
-    """A number for each group of a tile, in the shape of its scales."""
+def scales(tile: Tile, kept: Sequence[str]) -> str:
+    """A stored number for each group of a tile, in the shape of its scales."""
     if not kept:
-        return "tl.sum(ratio)"  # there is one
+        return "tl.max(stored)"  # there is one
     shape = [text if name in kept else "1" for name, text in zip(tile.order, sides(tile), strict=True)]
-    return f"tl.reshape(ratio, {tuple_text(shape)})"
+    return f"tl.reshape(stored, {tuple_text(shape)})"

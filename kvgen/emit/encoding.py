@@ -188,7 +188,8 @@ def build_scale(
     zeroed: bool = False,
     early: bool = False,
     groups: str = "",
-    ratio: str = "",
+    shaped: str = "",
+    sizes: str = "",
 ) -> ScaleContext:
     """Everything a section says of its scale."""
     handed = scale.scale or scale
@@ -201,7 +202,7 @@ def build_scale(
     steps = repr(float(scale.code_range)) + (f" * {given}" if scale.scale else "")
     limit = ", NATIVE" if scale.dtype in NATIVE else ""
     power = f"_pow2_{scale.exponent}(scale, amax, {steps}, {scale.floor_on == 'scale'})"
-    stored = f"{stored_as}({ratio or (power if e8m0 else 'scale')}{limit})"
+    stored = shaped or f"{stored_as}({power if e8m0 else 'scale'}{limit})"
     return ScaleContext(
         side=side,
         masks=masks,
@@ -229,6 +230,7 @@ def build_scale(
         outer_masks=outer_masks,
         inverse=scale.given == "inverse",
         groups=groups,
+        sizes=sizes,
         given=given,
         early=early,
         late=not early,

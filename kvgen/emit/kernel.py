@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kvgen.emit.args import Arg, data_args, placement_args, position_args, rotated
-from kvgen.emit.codebook import groups, ratio, rotation
+from kvgen.emit.codebook import groups, rotation, scales, sides
 from kvgen.emit.encoding import (
     NATIVE,
     build_scale,
@@ -23,7 +23,7 @@ from kvgen.emit.encoding import (
     scale_type,
 )
 from kvgen.emit.index import Variable, subscript
-from kvgen.emit.names import block_size_name, index_name
+from kvgen.emit.names import block_size_name, index_name, tuple_text
 from kvgen.emit.packing import build_pack, repack, word_type
 from kvgen.emit.pairs import pairs_of
 from kvgen.emit.query import QueryContext, build_query
@@ -33,6 +33,7 @@ from kvgen.layout import Layout, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce, planes
 from kvgen.plan import Copy, Fill, Plan, View
 from kvgen.quant import MODES
+from kvgen.quant.turbo import GROUP
 from kvgen.schedule import Schedule, Tile, padded_side, schedule
 
 
@@ -147,12 +148,8 @@ class Builder(Staging):
         return tuple(PositionContext(name, offset) for name, offset in zip(names, offsets, strict=True))
 
     def _loads_first(self) -> bool:
-        """Whether all loads come before all work and stores; what is worked on twice is loaded for each.
-
-        Codebooks take all the registers there are: values that wait for their turn would be spilled.
-        """
-        appends = self.plan.kind == "append" and not any(map(self._by_norm, self.plan.streams))
-        return appends and len(self.plan.streams) == sum(not again for again in self._again())
+        """Whether all loads come before all work and stores; what is worked on twice is loaded for each."""
+        return self.plan.kind == "append" and len(self.plan.streams) == sum(not again for again in self._again())
 
     def _again(self) -> list[bool]:
         """Which copies store what the one before has left: a stream's second ones in the same tile, under one scale."""
@@ -306,7 +303,41 @@ class Builder(Staging):
             other = self._other(copy, variables)
             second = replace(self._side(cache, copy.stream, other, rank, side.value_type), made=True)
             return replace(context, halved=True, rejoined=context.stages.rejoined, second=second)
+        if self._by_norm(copy.stream) and self.plan.kind == "append" and not copy.stages and "group" in tile.order:
+            context = self._in_halves(context, copy, tile)
         return self._packed(context, copy, tile, variables) if cache.pack else context
+
+    def _in_halves(self, context: CopyContext, copy: Copy, tile: Tile) -> CopyContext:
+        """The section of codes by norm, whose groups are to lie in one thread each.
+
+        A thread loads 16 bytes at once, which is half a group. Compilers make neighbouring threads of the first axes of
+        a tile, those are the groups, and registers of the last ones, the halves.
+        """
+        known, name = dict(zip(tile.order, tile.sides, strict=True)), index_name(self.layout, copy.stream, "dim")
+        order = ("group", *(axis for axis in tile.order if axis not in ("group", "dim")), "half", "dim")
+        apart = Tile(order, tuple((known | {"half": 2, "dim": GROUP // 2})[axis] for axis in order))
+        rank, (*axes, dim) = len(order), self.layout.stream(copy.stream).axes
+        variables, bounds = self._variables(copy.stream, apart, axes)
+        variables |= {"dim": Variable(name, (0, rank - 2, rank - 1))}
+        if known["group"] * GROUP != dim.extent:
+            bounds.append(f"({name}_group < {dim.extent // GROUP}){subscript(0, rank)}")
+        whole = f"{name}_group[:, None, None] * {GROUP}"
+        del self.definitions[name]  # it comes after what it is made of now
+        self.definitions |= {
+            f"{name}_lane": f"tl.arange(0, {GROUP // 2})",
+            f"{name}_half": "tl.arange(0, 2)",
+            name: f"{whole} + {name}_half[None, :, None] * {GROUP // 2} + {name}_lane[None, None, :]",
+        }
+        read = self._read(subscript(variables["token"].position, rank))
+        named, masks = self._masks(copy.stream, read, read, bounds)
+        places = tuple(order.index(axis) for axis in (*tile.order[:-1], "half", "dim"))
+        return replace(
+            context,
+            dense=self._side(self.plan.dense_view(copy), copy.stream, variables, rank, context.value_type),
+            mask_definition=named,
+            masks=masks,
+            together=f"tl.reshape(tl.permute({copy.stream}, {places}), {tuple_text(sides(tile))})",
+        )
 
     def _packed(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
         """The section of a stream whose codes share bytes: the cache's side has a tile of bytes."""
@@ -348,8 +379,9 @@ class Builder(Staging):
         if scale.scale:
             found = self._param(copy, copy.outer, scale.scale, "tl.float32", "outer", tile, variables)
             outer, outer_masks = found[:2]
+        mode = self.layout.stream(copy.stream).encoding.mode
         largest = f"_amax({reduced('tl.max', f'_counted({copy.stream})', tile, kept)})"
-        norm = (groups(tile), ratio(tile, kept)) if self._by_norm(copy.stream) else ()
+        norm = (groups(tile), scales(tile, kept), f"_{mode}_sizes") if self._by_norm(copy.stream) else ()
         early = self._ahead and not self._by_token(copy, scale.scale or scale)
         zeroed = copy.zero is not None
         return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, early, *norm)

@@ -80,7 +80,8 @@ class ScaleContext:
     outer: Side
     outer_masks: Masks
     inverse: bool  # whether the inverse is handed in
-    groups: str  # where it is the norm of a group: how many a tile has
+    groups: str  # where it is the norm of a group: how many a tile has,
+    sizes: str  # and the function that gives centroids
     given: str  # the name of what is handed in: the scale, or the one that it is counted in
     early: bool  # whether that is loaded with the values,
     late: bool  # or where it is used
@@ -261,6 +262,7 @@ class CopyContext:
     halved: bool = False  # whether rows are stored in two halves, the second in ``second``
     rejoined: bool = False  # whether they are whole in between
     second: Side | None = None
+    together: str = ""  # what puts halves of groups together, as which they are loaded
 
     def again(self) -> CopyContext:
         """The section where its values or codes are at hand from the one before."""

@@ -105,6 +105,9 @@ class Half(Builder):
     def _ahead(self) -> bool:
         return False  # what is read lies at a slot
 
+    def _in_halves(self, context: CopyContext, copy: Copy, tile: Tile) -> CopyContext:
+        return context  # values come as the other side has them
+
     def _present(self, copy: Copy, scale: Scale, token: str, kept: list[str]) -> list[str]:
         """What tokens share is written where any of them is moved."""
         if not (scale.dynamic and self._together(copy)):

@@ -54,10 +54,16 @@ def test_warps_of_fused_appends() -> None:
 
 
 def test_warps_of_one_token_that_is_worked_on() -> None:
-    warps = {"nhd_bf16k_turbo4v": 2, "nhd_fp8_tensor": 2, "nhd_int8_token_head": 2, "nhd_mxfp8": 1, "nhd_nvfp4": 1}
+    warps = {"nhd_fp8_tensor": 2, "nhd_int8_token_head": 2, "nhd_mxfp8": 1, "nhd_nvfp4": 1}
     for name, many in warps.items():
         found = chosen(name)
         assert (found.tokens, found.num_warps, found.few_warps) == (1, many, 4), name
+
+
+def test_groups_under_a_scale_by_norm_are_whole_in_a_thread() -> None:
+    """64 threads have the 16 values of a group each, however many tokens there are."""
+    found = chosen("nhd_bf16k_turbo4v")
+    assert (found.tokens, found.num_warps, found.few_warps) == (1, 2, 2)
 
 
 def test_sides_are_powers_of_two_and_bounded() -> None:
