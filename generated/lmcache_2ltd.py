@@ -108,7 +108,7 @@ def append(key, value, kv_chunk, slot_mapping, *, layer):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_kernel[grid](key, value, kv_chunk, slot_mapping, layer, *numbers, num_warps=4)
+            compiled = _append_kernel[grid](key, value, kv_chunk, slot_mapping, layer, *numbers, num_warps=2)
         _append_kept.keep(compiled, grid, numbers, tensors, num_layers=num_layers)
 
 
@@ -138,7 +138,7 @@ def append_key(key, kv_chunk, slot_mapping, *, layer):
         grid = (num_tokens,)
         numbers = (num_slots, kv_chunk.stride(1), kv_chunk.stride(2), key.stride(0), key.stride(1))
         with _on(device):
-            compiled = _append_key_kernel[grid](key, kv_chunk, slot_mapping, layer, *numbers, num_warps=4)
+            compiled = _append_key_kernel[grid](key, kv_chunk, slot_mapping, layer, *numbers, num_warps=2)
         _append_key_kept.keep(compiled, grid, numbers, tensors, num_layers=num_layers)
 
 
@@ -175,7 +175,7 @@ def append_value(value, kv_chunk, slot_mapping, *, layer):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_value_kernel[grid](value, kv_chunk, slot_mapping, layer, *numbers, num_warps=4)
+            compiled = _append_value_kernel[grid](value, kv_chunk, slot_mapping, layer, *numbers, num_warps=2)
         _append_value_kept.keep(compiled, grid, numbers, tensors, num_layers=num_layers)
 
 
@@ -226,7 +226,7 @@ def append_positions(key, value, kv_chunk, block_table, positions, request_ids=N
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                key, value, kv_chunk, block_table, positions, request_ids, layer, *numbers, num_warps=4
+                key, value, kv_chunk, block_table, positions, request_ids, layer, *numbers, num_warps=2
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None, num_layers=num_layers)
 

@@ -178,7 +178,7 @@ def append_key(key, key_cache, slot_mapping):
             key.stride(1),
         )
         with _on(device):
-            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=4)
+            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=2)
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
 

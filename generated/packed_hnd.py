@@ -105,7 +105,7 @@ def append(key, value, kv_cache, slot_mapping):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_kernel[grid](key, value, kv_cache, slot_mapping, *numbers, num_warps=4)
+            compiled = _append_kernel[grid](key, value, kv_cache, slot_mapping, *numbers, num_warps=2)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -131,7 +131,7 @@ def append_key(key, kv_cache, slot_mapping):
         grid = (num_tokens,)
         numbers = (num_slots, kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(2), key.stride(0), key.stride(1))
         with _on(device):
-            compiled = _append_key_kernel[grid](key, kv_cache, slot_mapping, *numbers, num_warps=4)
+            compiled = _append_key_kernel[grid](key, kv_cache, slot_mapping, *numbers, num_warps=2)
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -164,7 +164,7 @@ def append_value(value, kv_cache, slot_mapping):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_value_kernel[grid](value, kv_cache, slot_mapping, *numbers, num_warps=4)
+            compiled = _append_value_kernel[grid](value, kv_cache, slot_mapping, *numbers, num_warps=2)
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -211,7 +211,7 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                key, value, kv_cache, block_table, positions, request_ids, *numbers, num_warps=4
+                key, value, kv_cache, block_table, positions, request_ids, *numbers, num_warps=2
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 

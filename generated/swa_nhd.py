@@ -122,7 +122,7 @@ def append(key, value, key_cache, value_cache, slot_mapping, swa_slots):
         )
         with _on(device):
             compiled = _append_kernel[grid](
-                key, value, key_cache, value_cache, slot_mapping, swa_slots, *numbers, num_warps=4
+                key, value, key_cache, value_cache, slot_mapping, swa_slots, *numbers, num_warps=2
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -159,7 +159,7 @@ def append_key(key, key_cache, slot_mapping, swa_slots):
             key.stride(1),
         )
         with _on(device):
-            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, swa_slots, *numbers, num_warps=4)
+            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, swa_slots, *numbers, num_warps=2)
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -195,7 +195,7 @@ def append_value(value, value_cache, slot_mapping, swa_slots):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, swa_slots, *numbers, num_warps=4)
+            compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, swa_slots, *numbers, num_warps=2)
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -259,7 +259,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 swa_slots,
                 request_ids,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 

@@ -108,7 +108,7 @@ def append(key, value, kv_block, slot_mapping, *, layer):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_kernel[grid](key, value, kv_block, slot_mapping, layer, *numbers, num_warps=4)
+            compiled = _append_kernel[grid](key, value, kv_block, slot_mapping, layer, *numbers, num_warps=2)
         _append_kept.keep(compiled, grid, numbers, tensors, num_layers=num_layers)
 
 
@@ -144,7 +144,7 @@ def append_key(key, kv_block, slot_mapping, *, layer):
             key.stride(1),
         )
         with _on(device):
-            compiled = _append_key_kernel[grid](key, kv_block, slot_mapping, layer, *numbers, num_warps=4)
+            compiled = _append_key_kernel[grid](key, kv_block, slot_mapping, layer, *numbers, num_warps=2)
         _append_key_kept.keep(compiled, grid, numbers, tensors, num_layers=num_layers)
 
 
@@ -181,7 +181,7 @@ def append_value(value, kv_block, slot_mapping, *, layer):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_value_kernel[grid](value, kv_block, slot_mapping, layer, *numbers, num_warps=4)
+            compiled = _append_value_kernel[grid](value, kv_block, slot_mapping, layer, *numbers, num_warps=2)
         _append_value_kept.keep(compiled, grid, numbers, tensors, num_layers=num_layers)
 
 
@@ -232,7 +232,7 @@ def append_positions(key, value, kv_block, block_table, positions, request_ids=N
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                key, value, kv_block, block_table, positions, request_ids, layer, *numbers, num_warps=4
+                key, value, kv_block, block_table, positions, request_ids, layer, *numbers, num_warps=2
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None, num_layers=num_layers)
 

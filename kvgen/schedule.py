@@ -86,8 +86,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     tokens = wish.tokens or _tokens(layout, slot_minor, worked_on, widest, 2 * row if plan.staged else row, moved)
     staged = STAGED_PER_WARP if plan.query is None else QUERY_PER_WARP
     per_warp = staged if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
-    if moved and tokens > 1:
-        per_warp = 512
+    if moved:
+        per_warp = 512  # more accesses of a thread are under way at a time
     if plan.kind == "append" and worked_on and tokens == 1 and not plan.staged and all(map(_by_row, streams)):
         per_warp = min(per_warp, 512)
     whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
