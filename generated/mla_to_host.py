@@ -107,7 +107,7 @@ def transfer(src_cache, dst_host_cache, src_slots, dst_slots, *, programs=PROGRA
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 8 if programs is None else 32
+    tokens = 4 if programs is None else 32
     stages = 3 if programs is not None and _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
@@ -128,7 +128,13 @@ def transfer(src_cache, dst_host_cache, src_slots, dst_slots, *, programs=PROGRA
         )
         with _on(device):
             compiled = _transfer_kernel[grid](
-                src_cache, src_cache_table.pointers, dst_host_cache, src_slots, dst_slots, *numbers, num_warps=8
+                src_cache,
+                src_cache_table.pointers,
+                dst_host_cache,
+                src_slots,
+                dst_slots,
+                *numbers,
+                num_warps=4 if programs is None else 8,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -181,7 +187,7 @@ def transfer_blocks(src_cache, dst_host_cache, src_blocks, dst_blocks, *, num_to
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 8 if programs is None else 32
+    tokens = 4 if programs is None else 32
     stages = 3 if programs is not None and _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
@@ -202,7 +208,13 @@ def transfer_blocks(src_cache, dst_host_cache, src_blocks, dst_blocks, *, num_to
         )
         with _on(device):
             compiled = _transfer_blocks_kernel[grid](
-                src_cache, src_cache_table.pointers, dst_host_cache, src_blocks, dst_blocks, *numbers, num_warps=8
+                src_cache,
+                src_cache_table.pointers,
+                dst_host_cache,
+                src_blocks,
+                dst_blocks,
+                *numbers,
+                num_warps=4 if programs is None else 8,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 

@@ -16,7 +16,7 @@ from kvgen.plan import Copy, Plan
 from kvgen.schedule import DYNAMIC_SIDE, SECTOR, VECTOR, Tile, lane, padded_side, worked_on_together
 from kvgen.transfer import Transfer, most_together
 
-TILE_BYTES = 8192  # of one stream in a tile: two 16-byte accesses for each thread of 8 warps
+TILE_BYTES = 4096  # of one stream in a tile: two 16-byte accesses for each thread of 4 warps; more were no faster
 BYTES_PER_WARP = 1024  # of one stream, twice as many where values are turned
 ENCODED_VALUES = 2048  # values that are computed with take registers
 ENCODED_PER_WARP = 512  # twice as many where the grid is capped
@@ -86,7 +86,7 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
         wanted = min(most // row, CAPPED_VALUES // widest)
         capped = _staged(transfer, plan, program(wanted, 2 * per_warp, 8), row, FEW_STAGES)
     else:
-        most = max(budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
+        most = max(2 * budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
         capped = program(most // widest, per_warp, 16)
         if capped.tokens * row < FULL_BYTES:
             few = replace(capped, num_warps=_warps(capped.tokens * row, STAGED_PER_WARP // (2 if turned else 1), 16))

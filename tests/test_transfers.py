@@ -503,9 +503,9 @@ def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
         schedule = schedule_transfer(what, lower_transfer(what)[0])
         chosen[name] = schedule.plain, schedule.capped
     assert chosen == {
-        "wide": (Program(4, 8), Program(16, 16)),
-        "narrow": (Program(8, 8), Program(8, 4, 6)),
-        "small blocks": (Program(8, 8), Program(16, 4, 5)),
+        "wide": (Program(2, 4), Program(16, 16)),
+        "narrow": (Program(4, 4), Program(8, 4, 6)),
+        "small blocks": (Program(4, 4), Program(16, 4, 5)),
         "encoded": (Program(2, 4), Program(8, 8, 3)),
         "from slots": (Program(16, 4), Program(16, 8)),
         "together": (Program(32, 16), Program(32, 16)),
