@@ -37,10 +37,10 @@ def test_every_value_has_the_code_of_a_native_cast(
 
 
 @triton.jit
-def _divide_kernel(x_ptr, scale_ptr, found_ptr, expected_ptr, over: tl.constexpr):
+def _divide_kernel(x_ptr, scale_ptr, found_ptr, expected_ptr, over: tl.constexpr, source: tl.constexpr):
     i = tl.program_id(0) * 1024 + tl.arange(0, 1024)
     x, scale = tl.load(x_ptr + i), tl.load(scale_ptr + i)
-    tl.store(found_ptr + i, over(x, scale))
+    tl.store(found_ptr + i, over(x, scale, source))
     tl.store(expected_ptr + i, tl.where(scale == 0.0, 0.0, tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))))
 
 
@@ -80,7 +80,8 @@ def test_quotients_are_those_of_a_division_as_far_as_codes_tell(kind: str) -> No
     x, scale = operands(kind, count)
     found, expected = torch.empty_like(x), torch.empty_like(x)
     over = module_of(shipped("nhd_fp8_tensor"))._over
-    _divide_kernel[(count // 1024,)](x, scale, found, expected, over, enable_fp_fusion=False)
+    source = tl.bfloat16 if kind == "few bits" else tl.float32
+    _divide_kernel[(count // 1024,)](x, scale, found, expected, over, source, enable_fp_fusion=False)
     assert torch.equal(sides(found), sides(expected))
 
 

@@ -101,14 +101,14 @@ class Integer:
     """An integer code: what cuts it to its bits, and how its bits are read."""
 
     name: str
-    mask: str
+    cut: str
     signed: str
 
 
 INTEGERS = (
-    Integer("int8", "", "code.to(tl.int8, bitcast=True)"),
+    Integer("int8", ".to(tl.uint8)", "code.to(tl.int8, bitcast=True)"),
     Integer("int4", " & 15", "((code ^ 8).to(tl.int8, bitcast=True) - 8)"),
-    Integer("uint4", "", "code"),
+    Integer("uint4", ".to(tl.uint8)", "code"),
 )
 
 

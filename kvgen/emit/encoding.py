@@ -34,9 +34,15 @@ def scale_type(dtype: str) -> str:
     return WIDE.get(dtype, "tl.uint8")
 
 
-def codes_of(encoding: Encoding, stream: str) -> str:
-    """The codes of a stream's values, which are divided by their scale first unless they are divided on the way."""
-    values = f"{stream}, scale" if divides_itself(encoding) else stream
+def codes_of(encoding: Encoding, stream: str, source: str) -> str:
+    """The codes of a stream's values, which are divided by their scale first unless they are divided on the way.
+
+    ``source`` is the type that they came in.
+    """
+    values = stream
+    if divides_itself(encoding):
+        values += ", scale" + (", lift" if lifted(encoding) else "")
+        values += "" if _power_of_two(encoding.scale) else f", {source}"
     if encoding.code in INTEGERS and not _bounded(encoding):
         values = f"_number({stream})"
     return f"{encoder(encoding)}({values}{limits(encoding)})"
@@ -49,15 +55,17 @@ def _bounded(encoding: Encoding) -> bool:
     return encoding.code in INTEGERS and plain and (zero is None or zero.kind == "minimum")
 
 
-def divided(encoding: Encoding, stream: str) -> str:
-    """The values of a stream over their scale."""
+def divided(encoding: Encoding, stream: str, source: str) -> str:
+    """The values of a stream over their scale; ``source`` is the type that they came in."""
     scale = encoding.scale
     if scale.arithmetic == "multiply":
         inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
+        if encoding.code in INTEGERS:  # what is no number has the code of 0 anyway
+            return f"{stream} * tl.where(scale == 0.0, 0.0, {inverse})"
         return f"_times({stream}, {inverse}, scale)"
     if _bounded(encoding):
-        return f"_bounded_over({stream}, scale, {'512.0' if encoding.code == 'int8' else '32.0'})"
-    return f"_shifted({stream}, scale)" if _power_of_two(scale) else f"_over({stream}, scale)"
+        return f"_number({'_near_quotient' if _near(scale) else '_quotient'}({stream}, scale, {source}))"
+    return f"_shifted({stream}, scale)" if _power_of_two(scale) else f"_over({stream}, scale, {source})"
 
 
 def divides_itself(encoding: Encoding) -> bool:
@@ -73,14 +81,18 @@ def encoder(encoding: Encoding) -> str:
     if encoding.code in INTEGERS:
         return f"_{encoding.code}_codes_{encoding.rounding}"
     if encoding.code == E2M1 and divides_itself(encoding):
-        return "_e2m1_codes_shifted" if _power_of_two(encoding.scale) else "_e2m1_codes_over"
+        if _power_of_two(encoding.scale):
+            return "_e2m1_codes_shifted"
+        if lifted(encoding):
+            return "_e2m1_codes_lifted"
+        return "_e2m1_codes_near" if _near(encoding.scale) else "_e2m1_codes_over"
     return "_e2m1_codes_of" if encoding.code == E2M1 else f"_{FP8.get(encoding.code, encoding.code)}_codes"
 
 
 def limits(encoding: Encoding) -> str:
     """What an encoder takes beside the values: the codes that integers are clamped to, or whether casts are native."""
     if encoding.code in INTEGERS:
-        return "".join(f", {float(limit)!r}" for limit in encoding.clamp)
+        return "".join(f", {limit}" for limit in encoding.clamp)
     return ", NATIVE" if encoding.code in (*NATIVE, E2M1) else ""
 
 
@@ -164,14 +176,30 @@ def _power_of_two(scale: Scale) -> bool:
     return scale.dtype == "float8_e8m0fnu" or (scale.dtype == "float32" and normal)
 
 
+def _near(scale: Scale) -> bool:
+    """Whether scales are so near 1, if not 0, that values can be divided by them as they are."""
+    small = scale.dtype in ("float16", "float8_e4m3fn")
+    return small and scale.dynamic and scale.encode == "stored" and scale.scale is None
+
+
+def lifted(encoding: Encoding) -> bool:
+    """Whether scales are so near one factor, which is the same for all, that nothing else need be brought near 1."""
+    scale = encoding.scale
+    if not divides_itself(encoding) or scale.scale is None or scale.scale.axes:
+        return False
+    return scale.grid != "pow2" and _near(replace(scale, scale=None))
+
+
 def _at_once(scale: Scale) -> bool:
     """Whether a stored power of two follows from the bits of amax: of steps of 2 or more, tiny ones need no care."""
     plain = scale.dynamic and scale.encode == "stored" and not scale.scale and scale.floor_on != "scale"
     return plain and scale.dtype == "float8_e8m0fnu" and scale.code_range >= 2.0
 
 
-def _quotient(scale: Scale, steps: str) -> str:
+def _quotient(scale: Scale, steps: str, lift: str) -> str:
     """amax over steps: rounded as a division is, or only so that what is stored of it is the same."""
+    if lift:
+        return f"_lifted_ratio(amax, {steps}, lift, {lift})"
     if scale.dtype in ("float8_e4m3fn", "float16") and scale.encode == "stored" and scale.grid != "pow2":
         return f"_ratio(amax, {steps if scale.scale else f'tl.full((), {steps}, tl.float32)'})"
     return f"tl.div_rn(amax, {steps})"
@@ -187,11 +215,12 @@ def build_scale(
     outer_masks: Masks = NO_MASKS,
     zeroed: bool = False,
     early: bool = False,
+    lift: str = "",
     groups: str = "",
     shaped: str = "",
     sizes: str = "",
 ) -> ScaleContext:
-    """Everything a section says of its scale."""
+    """Everything a section says of its scale; ``lift`` is the type that values came in where scales are lifted."""
     handed = scale.scale or scale
     given = handed.argument if early else "outer" if scale.scale else "scale"
     e8m0 = scale.dtype == "float8_e8m0fnu"
@@ -215,7 +244,7 @@ def build_scale(
         pow2=pow2,
         power=power,
         apart=not at_once,
-        quotient=_quotient(scale, steps),
+        quotient=_quotient(scale, steps, lift),
         stored=f"_e8m0_over_{scale.exponent}(amax, {steps})" if at_once else stored,
         cast_limits=limit,
         rounds=bool(stored_as),
@@ -226,6 +255,7 @@ def build_scale(
         exact="exact" if pow2 else "scale",
         as_stored=as_stored,
         counted=scale.scale is not None,
+        lifted=bool(lift),
         outer=outer,
         outer_masks=outer_masks,
         inverse=scale.given == "inverse",

@@ -19,6 +19,7 @@ from kvgen.emit.encoding import (
     divided,
     divides_itself,
     encoder,
+    lifted,
     reduced,
     scale_type,
 )
@@ -274,6 +275,7 @@ class Builder(Staging):
             packed=False,
             pack=None,
             planed=False,
+            transposed=False,
             planes=(),
             dense=self._side(dense, copy.stream, variables, rank, value_type),
             cache=side,
@@ -281,9 +283,9 @@ class Builder(Staging):
             masks=masks,
             encoded=encoding is not None,
             encode=encoder(encoding) if encoding else "",
-            codes=codes_of(encoding, copy.stream) if encoding else "",
+            codes=codes_of(encoding, copy.stream, self._source_type(copy)) if encoding else "",
             divides=bool(encoding) and not divides_itself(encoding),
-            divided=divided(encoding, copy.stream) if copy.scale else "",
+            divided=divided(encoding, copy.stream, self._source_type(copy)) if copy.scale else "",
             decode=decoder(encoding) if encoding else "",
             decode_limits=", NATIVE" if encoding and encoding.code in NATIVE else "",
             rotated=bool(encoding and encoding.rotation),
@@ -361,13 +363,15 @@ class Builder(Staging):
             self._side(repack(plane), copy.stream, seen, rank, word_type(view.itemsize), dims=extent // per)
             for plane in planes(view)
         )
+        transposed = len(others) == 3 and per == 8
         return replace(
             context,
             cache=first,
             cache_masks=masks,
             packed=True,
-            pack=build_pack(view, tile),
+            pack=build_pack(view, tile, transposed),
             planed=bool(others),
+            transposed=transposed,
             planes=tuple(PlaneContext(bit, side, masks) for bit, side in enumerate(others, 1)),
         )
 
@@ -384,7 +388,15 @@ class Builder(Staging):
         norm = (groups(tile), scales(tile, kept), f"_{mode}_sizes") if self._by_norm(copy.stream) else ()
         early = self._ahead and not self._by_token(copy, scale.scale or scale)
         zeroed = copy.zero is not None
-        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, early, *norm)
+        lift = self._source_type(copy) if lifted(self.layout.stream(copy.stream).encoding) else ""
+        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, early, lift, *norm)
+
+    def _source_type(self, copy: Copy) -> str:
+        """The type whose values are to be divided by a scale: short ones are divided more easily."""
+        encoding = self.layout.stream(copy.stream).encoding
+        if copy.stages or (encoding and (encoding.rotation or (encoding.zero and encoding.zero.kind == "minimum"))):
+            return "tl.float32"
+        return f"{self.plan.dense_view(copy).tensor}_ptr.dtype.element_ty"
 
     def _by_norm(self, stream: str) -> bool:
         encoding = self.layout.stream(stream).encoding

@@ -75,6 +75,7 @@ class PackContext:
     """
 
     bits: int
+    function: str
     apart: str
     order: str
     unorder: str
@@ -96,8 +97,8 @@ def repack(view: View) -> View:
     return replace(view, steps=steps)
 
 
-def build_pack(view: View, tile: Tile) -> PackContext:
-    """How the tile of a stream is packed."""
+def build_pack(view: View, tile: Tile, transposed: bool) -> PackContext:
+    """How the tile of a stream is packed, all bits of its codes at once where they are ``transposed``."""
     pack, bits = view.pack, 8 * view.itemsize // view.pack.size
     lead = ["TOKENS" if name == "token" else str(side) for name, side in zip(tile.order, tile.sides, strict=True)]
     codes = list(lead)
@@ -115,6 +116,7 @@ def build_pack(view: View, tile: Tile) -> PackContext:
         apart = apart[:-1]
     return PackContext(
         bits=bits,
+        function="_pack_planes" if transposed else f"_pack_{bits}",
         apart=_tuple(apart),
         order=_tuple([str(i) for i in order]),
         unorder=_tuple([str(i) for i in unorder]),

@@ -77,6 +77,7 @@ class ScaleContext:
     as_stored: bool  # whether it is the stored one that encodes
     decode: str  # the function that reads a stored scale
     counted: bool  # whether the scale is counted in one that is handed in
+    lifted: bool  # whether the power of two that brings that near 1 is at hand
     outer: Side
     outer_masks: Masks
     inverse: bool  # whether the inverse is handed in
@@ -223,6 +224,11 @@ class PlaneContext:
     side: Side
     masks: Masks
 
+    @property
+    def shift(self) -> int:
+        """Where its byte lies in a word that has one of each."""
+        return 8 * self.bit
+
 
 @dataclass(frozen=True, slots=True)
 class CopyContext:
@@ -254,6 +260,7 @@ class CopyContext:
     packed: bool
     pack: PackContext | None
     planed: bool  # whether every bit of the codes lies for itself; the side is that of the lowest then
+    transposed: bool  # whether all of them are packed at once, each in a byte of a word
     planes: tuple[PlaneContext, ...]
     staged: bool
     stages: StagesContext | None

@@ -114,6 +114,9 @@ class Half(Builder):
             return super()._present(copy, scale, token, kept)
         return [f"moved{token}" if kept else "(tl.max(moved.to(tl.int32), axis=0) == 1)"]
 
+    def _source_type(self, copy: Copy) -> str:
+        return "tl.float32"
+
     def _param(self, copy: Copy, view: View, scale, value_type: str, what: str, tile: Tile, variables):
         """A scale whose groups are not those of the tile is read once for each value."""
         if scale.dynamic and self._together(copy):
