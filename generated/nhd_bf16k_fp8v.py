@@ -1113,7 +1113,7 @@ def _append_kernel(
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
     scale = _to_float32(value_scale)
-    value = _over(value, scale)
+    value = _over(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         value_cache_ptr
@@ -1202,7 +1202,7 @@ def _append_value_kernel(
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
     scale = _to_float32(value_scale)
-    value = _over(value, scale)
+    value = _over(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         value_cache_ptr
@@ -1280,7 +1280,7 @@ def _append_positions_kernel(
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
     scale = _to_float32(value_scale)
-    value = _over(value, scale)
+    value = _over(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         value_cache_ptr
@@ -2044,7 +2044,7 @@ def _signed(value, sign):
 
 @triton.jit
 def _normal(scale):
-    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+    """The power of two that brings a scale near 1, with its sign, and both their product.
 
     The power is 0 where the scale is 0 or infinite, and the product 1.
     """
@@ -2053,34 +2053,62 @@ def _normal(scale):
     power = ((0x7F000000 - exponent) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
     divisor = scale * power
     outside = (divisor == 0.0) | (divisor == float("inf"))
-    divisor, power = tl.where(outside, 1.0, divisor), tl.where(outside, power * 0.0, power)
-    return power, divisor, tl.div_rn(1.0, divisor)
+    return tl.where(outside, power * 0.0, power), tl.where(outside, 1.0, divisor)
 
 
 @triton.jit
-def _quotient(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+def _inverse(divisor):
+    """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
-    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
-    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
-    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
-    its sign then.
+    What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
+    """
+    minus = divisor * -1.0
+    near = 1.0 / divisor  # to some bits less than all, by Triton's division
+    near = tl.fma(tl.fma(minus, near, 1.0), near, near)
+    below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
+    rest = tl.fma(minus, below, 1.0) * near
+    return below, (rest.to(tl.uint32, bitcast=True) + 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _quotient(x, scale, source: tl.constexpr):
+    """x / scale by IEEE division, as far as codes can tell: huge quotients are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale. What it gives lies on the same side of any number of 12 bits as the
+    rounded quotient, or on it, if corrected once by fused multiply-adds; where x was of a type of 11 bits or less, a
+    reciprocal in two parts does it. Before, both are scaled by a power of two that brings the scale near 1, so that
+    nothing on the way is lost.
     """
     if _EXACT_FMA:
-        power, divisor, inverse = _normal(scale)
-        power, inverse = power * -1.0, inverse * -1.0
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        power, divisor = _normal(scale)
+        if source == tl.float32:
+            # Both are made negative: a zero keeps its sign then.
+            power, inverse = power * -1.0, tl.div_rn(-1.0, divisor)
+            x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+            quotient = x * inverse
+            quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        else:
+            quotient = _near_quotient(x * power, divisor, source)
     else:
         quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
     return quotient
 
 
 @triton.jit
-def _over(x, scale):
-    """The same; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
+def _near_quotient(x, scale, source: tl.constexpr):
+    """The same of scales from 2**-120 to 2**100, or 0, or no number."""
+    if _EXACT_FMA and source != tl.float32:
+        inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
+        quotient = tl.fma(x, inverse, x * rest)
+    else:
+        quotient = _quotient(x, scale, source)
+    return quotient
+
+
+@triton.jit
+def _over(x, scale, source: tl.constexpr):
+    """x / scale, and 0 where the scale is 0."""
+    return tl.where(scale == 0.0, 0.0, _quotient(x, scale, source))
 
 
 @triton.jit

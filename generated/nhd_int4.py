@@ -179,6 +179,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            8 if num_tokens <= 1024 else 32,
         )
         with _on(device):
             compiled = _append_kernel[grid](
@@ -228,6 +229,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
             key_scales.stride(0),
             key_scales.stride(1),
             key_scales.stride(2),
+            8 if num_tokens <= 1024 else 32,
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
@@ -274,6 +276,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            8 if num_tokens <= 1024 else 32,
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
@@ -345,6 +348,7 @@ def append_positions(
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            8 if num_tokens <= 1024 else 32,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
@@ -1281,6 +1285,7 @@ def _append_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    DIM_RUN: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1294,13 +1299,22 @@ def _append_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 4, 32))
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
 
     # key to key_cache, int4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
@@ -1317,8 +1331,8 @@ def _append_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _bounded_over(key, scale, 32.0)
-    key = _int4_codes_even(key, -7.0, 7.0)
+    key = _number(_near_quotient(key, scale, key_ptr.dtype.element_ty))
+    key = _int4_codes_even(key, -7, 7)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         key_cache_ptr
@@ -1345,8 +1359,8 @@ def _append_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _bounded_over(value, scale, 32.0)
-    value = _int4_codes_even(value, -7.0, 7.0)
+    value = _number(_near_quotient(value, scale, value_ptr.dtype.element_ty))
+    value = _int4_codes_even(value, -7, 7)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1374,6 +1388,7 @@ def _append_key_kernel(
     key_scales_stride_block,
     key_scales_stride_slot,
     key_scales_stride_head,
+    DIM_RUN: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1387,12 +1402,18 @@ def _append_key_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 4, 32))
 
     # key to key_cache, int4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
@@ -1409,8 +1430,8 @@ def _append_key_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _bounded_over(key, scale, 32.0)
-    key = _int4_codes_even(key, -7.0, 7.0)
+    key = _number(_near_quotient(key, scale, key_ptr.dtype.element_ty))
+    key = _int4_codes_even(key, -7, 7)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         key_cache_ptr
@@ -1438,6 +1459,7 @@ def _append_value_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    DIM_RUN: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1451,12 +1473,18 @@ def _append_value_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
 
     # value to value_cache, int4 with a scale per token and head and 32 dims
     value = value.to(tl.float32)
@@ -1473,8 +1501,8 @@ def _append_value_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _bounded_over(value, scale, 32.0)
-    value = _int4_codes_even(value, -7.0, 7.0)
+    value = _number(_near_quotient(value, scale, value_ptr.dtype.element_ty))
+    value = _int4_codes_even(value, -7, 7)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1518,6 +1546,7 @@ def _append_positions_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    DIM_RUN: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1537,13 +1566,22 @@ def _append_positions_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 4, 32))
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
 
     # key to key_cache, int4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
@@ -1560,8 +1598,8 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _bounded_over(key, scale, 32.0)
-    key = _int4_codes_even(key, -7.0, 7.0)
+    key = _number(_near_quotient(key, scale, key_ptr.dtype.element_ty))
+    key = _int4_codes_even(key, -7, 7)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         key_cache_ptr
@@ -1588,8 +1626,8 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _bounded_over(value, scale, 32.0)
-    value = _int4_codes_even(value, -7.0, 7.0)
+    value = _number(_near_quotient(value, scale, value_ptr.dtype.element_ty))
+    value = _int4_codes_even(value, -7, 7)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -2679,7 +2717,7 @@ def _amax(largest):
 
 @triton.jit
 def _normal(scale):
-    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+    """The power of two that brings a scale near 1, with its sign, and both their product.
 
     The power is 0 where the scale is 0 or infinite, and the product 1.
     """
@@ -2688,41 +2726,63 @@ def _normal(scale):
     power = ((0x7F000000 - exponent) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
     divisor = scale * power
     outside = (divisor == 0.0) | (divisor == float("inf"))
-    divisor, power = tl.where(outside, 1.0, divisor), tl.where(outside, power * 0.0, power)
-    return power, divisor, tl.div_rn(1.0, divisor)
+    return tl.where(outside, power * 0.0, power), tl.where(outside, 1.0, divisor)
 
 
 @triton.jit
-def _quotient(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+def _inverse(divisor):
+    """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
-    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
-    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
-    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
-    its sign then.
+    What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
+    """
+    minus = divisor * -1.0
+    near = 1.0 / divisor  # to some bits less than all, by Triton's division
+    near = tl.fma(tl.fma(minus, near, 1.0), near, near)
+    below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
+    rest = tl.fma(minus, below, 1.0) * near
+    return below, (rest.to(tl.uint32, bitcast=True) + 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _quotient(x, scale, source: tl.constexpr):
+    """x / scale by IEEE division, as far as codes can tell: huge quotients are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale. What it gives lies on the same side of any number of 12 bits as the
+    rounded quotient, or on it, if corrected once by fused multiply-adds; where x was of a type of 11 bits or less, a
+    reciprocal in two parts does it. Before, both are scaled by a power of two that brings the scale near 1, so that
+    nothing on the way is lost.
     """
     if _EXACT_FMA:
-        power, divisor, inverse = _normal(scale)
-        power, inverse = power * -1.0, inverse * -1.0
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        power, divisor = _normal(scale)
+        if source == tl.float32:
+            # Both are made negative: a zero keeps its sign then.
+            power, inverse = power * -1.0, tl.div_rn(-1.0, divisor)
+            x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+            quotient = x * inverse
+            quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        else:
+            quotient = _near_quotient(x * power, divisor, source)
     else:
         quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
     return quotient
 
 
 @triton.jit
-def _over(x, scale):
-    """The same; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
+def _near_quotient(x, scale, source: tl.constexpr):
+    """The same of scales from 2**-120 to 2**100, or 0, or no number."""
+    if _EXACT_FMA and source != tl.float32:
+        inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
+        quotient = tl.fma(x, inverse, x * rest)
+    else:
+        quotient = _quotient(x, scale, source)
+    return quotient
 
 
 @triton.jit
 def _ratio(amax, steps):
     """amax / steps, for what rounds it to 11 bits or less."""
     if _EXACT_FMA:
-        ratio = tl.where(steps == 0.0, amax * tl.div_rn(1.0, steps), _quotient(amax, steps))
+        ratio = tl.where(steps == 0.0, amax * tl.div_rn(1.0, steps), _quotient(amax, steps, tl.float32))
     else:
         ratio = tl.div_rn(amax, steps)
     return ratio
@@ -2741,32 +2801,11 @@ def _number(x):
 
 
 @triton.jit
-def _unit(x):
-    """Within 0 and 1; NaN is 0."""
-    return tl.minimum(tl.maximum(x, 0.0), 1.0)
-
-
-@triton.jit
-def _bounded_over(x, scale, most: tl.constexpr):
-    """x / scale as far as integers can tell, for codes up to half of most, a power of two; 0 for NaN or a scale of 0."""
-    if _EXACT_FMA:
-        power, divisor, inverse = _normal(_number(scale))
-        divisor, inverse = divisor * (-1.0 / most), inverse * most
-        x = x * (power * (1.0 / most))
-        x = _unit(x) - _unit(x * -1.0)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-    else:
-        quotient = _number(_over(x, scale))
-    return quotient
-
-
-@triton.jit
 def _int4_codes_even(x, low: tl.constexpr, high: tl.constexpr):
     """To the nearest integer, ties to even, within low and high."""
     # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer.
-    code = (tl.minimum(tl.maximum(x, low), high) + 12582912.0).to(tl.uint32, bitcast=True)
-    return code & 15
+    code = (tl.maximum(x, low) + 12582912.0).to(tl.uint32, bitcast=True)
+    return tl.minimum(code, high + 0x4B400000) & 15
 
 
 @triton.jit

@@ -189,6 +189,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value_scales.stride(1),
             value_scales.stride(2),
             value_cache.stride(4) // stride_unit,
+            8 if num_tokens <= 1024 else 32,
             stride_unit,
         )
         with _on(device):
@@ -242,6 +243,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
             key_scales.stride(1),
             key_scales.stride(2),
             key_cache.stride(4) // stride_unit,
+            8 if num_tokens <= 1024 else 32,
             stride_unit,
         )
         with _on(device):
@@ -292,6 +294,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
             value_scales.stride(1),
             value_scales.stride(2),
             value_cache.stride(4) // stride_unit,
+            8 if num_tokens <= 1024 else 32,
             stride_unit,
         )
         with _on(device):
@@ -369,6 +372,7 @@ def append_positions(
             value_scales.stride(1),
             value_scales.stride(2),
             value_cache.stride(4) // stride_unit,
+            8 if num_tokens <= 1024 else 32,
             stride_unit,
         )
         with _on(device):
@@ -1360,6 +1364,7 @@ def _append_kernel(
     value_scales_stride_slot,
     value_scales_stride_head,
     value_cache_stride_bit,
+    DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1374,13 +1379,22 @@ def _append_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4).to(tl.int64)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 4, 32))
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
 
     # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     key = key.to(tl.float32)
@@ -1397,10 +1411,10 @@ def _append_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _bounded_over(key, scale, 32.0)
-    key = _int4_codes_even(key, -7.0, 7.0)
-    plane = (key >> 1) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    key = _number(_near_quotient(key, scale, key_ptr.dtype.element_ty))
+    key = _int4_codes_even(key, -7, 7)
+    key = _pack_planes(tl.reshape(key, (8, 16, 2, 2, 2)))
+    plane = (key >> 8).to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1412,8 +1426,7 @@ def _append_kernel(
         plane,
         mask=valid,
     )
-    plane = (key >> 2) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (key >> 16).to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1425,8 +1438,7 @@ def _append_kernel(
         plane,
         mask=valid,
     )
-    plane = (key >> 3) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (key >> 24).to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1438,8 +1450,7 @@ def _append_kernel(
         plane,
         mask=valid,
     )
-    key = key & 1
-    key = _pack_1(tl.reshape(key, (8, 16, 2, 2, 2)))
+    key = key.to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1466,10 +1477,10 @@ def _append_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _bounded_over(value, scale, 32.0)
-    value = _int4_codes_even(value, -7.0, 7.0)
-    plane = (value >> 1) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    value = _number(_near_quotient(value, scale, value_ptr.dtype.element_ty))
+    value = _int4_codes_even(value, -7, 7)
+    value = _pack_planes(tl.reshape(value, (8, 16, 2, 2, 2)))
+    plane = (value >> 8).to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1481,8 +1492,7 @@ def _append_kernel(
         plane,
         mask=valid,
     )
-    plane = (value >> 2) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (value >> 16).to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1494,8 +1504,7 @@ def _append_kernel(
         plane,
         mask=valid,
     )
-    plane = (value >> 3) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (value >> 24).to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1507,8 +1516,7 @@ def _append_kernel(
         plane,
         mask=valid,
     )
-    value = value & 1
-    value = _pack_1(tl.reshape(value, (8, 16, 2, 2, 2)))
+    value = value.to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1538,6 +1546,7 @@ def _append_key_kernel(
     key_scales_stride_slot,
     key_scales_stride_head,
     key_cache_stride_bit,
+    DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
@@ -1552,12 +1561,18 @@ def _append_key_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4).to(tl.int64)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 4, 32))
 
     # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     key = key.to(tl.float32)
@@ -1574,10 +1589,10 @@ def _append_key_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _bounded_over(key, scale, 32.0)
-    key = _int4_codes_even(key, -7.0, 7.0)
-    plane = (key >> 1) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    key = _number(_near_quotient(key, scale, key_ptr.dtype.element_ty))
+    key = _int4_codes_even(key, -7, 7)
+    key = _pack_planes(tl.reshape(key, (8, 16, 2, 2, 2)))
+    plane = (key >> 8).to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1589,8 +1604,7 @@ def _append_key_kernel(
         plane,
         mask=valid,
     )
-    plane = (key >> 2) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (key >> 16).to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1602,8 +1616,7 @@ def _append_key_kernel(
         plane,
         mask=valid,
     )
-    plane = (key >> 3) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (key >> 24).to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1615,8 +1628,7 @@ def _append_key_kernel(
         plane,
         mask=valid,
     )
-    key = key & 1
-    key = _pack_1(tl.reshape(key, (8, 16, 2, 2, 2)))
+    key = key.to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1646,6 +1658,7 @@ def _append_value_kernel(
     value_scales_stride_slot,
     value_scales_stride_head,
     value_cache_stride_bit,
+    DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
@@ -1660,12 +1673,18 @@ def _append_value_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4).to(tl.int64)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
 
     # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     value = value.to(tl.float32)
@@ -1682,10 +1701,10 @@ def _append_value_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _bounded_over(value, scale, 32.0)
-    value = _int4_codes_even(value, -7.0, 7.0)
-    plane = (value >> 1) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    value = _number(_near_quotient(value, scale, value_ptr.dtype.element_ty))
+    value = _int4_codes_even(value, -7, 7)
+    value = _pack_planes(tl.reshape(value, (8, 16, 2, 2, 2)))
+    plane = (value >> 8).to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1697,8 +1716,7 @@ def _append_value_kernel(
         plane,
         mask=valid,
     )
-    plane = (value >> 2) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (value >> 16).to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1710,8 +1728,7 @@ def _append_value_kernel(
         plane,
         mask=valid,
     )
-    plane = (value >> 3) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (value >> 24).to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1723,8 +1740,7 @@ def _append_value_kernel(
         plane,
         mask=valid,
     )
-    value = value & 1
-    value = _pack_1(tl.reshape(value, (8, 16, 2, 2, 2)))
+    value = value.to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1772,6 +1788,7 @@ def _append_positions_kernel(
     value_scales_stride_slot,
     value_scales_stride_head,
     value_cache_stride_bit,
+    DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1792,13 +1809,22 @@ def _append_positions_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4).to(tl.int64)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 4, 32))
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
 
     # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     key = key.to(tl.float32)
@@ -1815,10 +1841,10 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _bounded_over(key, scale, 32.0)
-    key = _int4_codes_even(key, -7.0, 7.0)
-    plane = (key >> 1) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    key = _number(_near_quotient(key, scale, key_ptr.dtype.element_ty))
+    key = _int4_codes_even(key, -7, 7)
+    key = _pack_planes(tl.reshape(key, (8, 16, 2, 2, 2)))
+    plane = (key >> 8).to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1830,8 +1856,7 @@ def _append_positions_kernel(
         plane,
         mask=valid,
     )
-    plane = (key >> 2) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (key >> 16).to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1843,8 +1868,7 @@ def _append_positions_kernel(
         plane,
         mask=valid,
     )
-    plane = (key >> 3) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (key >> 24).to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1856,8 +1880,7 @@ def _append_positions_kernel(
         plane,
         mask=valid,
     )
-    key = key & 1
-    key = _pack_1(tl.reshape(key, (8, 16, 2, 2, 2)))
+    key = key.to(tl.uint8)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1884,10 +1907,10 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _bounded_over(value, scale, 32.0)
-    value = _int4_codes_even(value, -7.0, 7.0)
-    plane = (value >> 1) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    value = _number(_near_quotient(value, scale, value_ptr.dtype.element_ty))
+    value = _int4_codes_even(value, -7, 7)
+    value = _pack_planes(tl.reshape(value, (8, 16, 2, 2, 2)))
+    plane = (value >> 8).to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1899,8 +1922,7 @@ def _append_positions_kernel(
         plane,
         mask=valid,
     )
-    plane = (value >> 2) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (value >> 16).to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1912,8 +1934,7 @@ def _append_positions_kernel(
         plane,
         mask=valid,
     )
-    plane = (value >> 3) & 1
-    plane = _pack_1(tl.reshape(plane, (8, 16, 2, 2, 2)))
+    plane = (value >> 24).to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1925,8 +1946,7 @@ def _append_positions_kernel(
         plane,
         mask=valid,
     )
-    value = value & 1
-    value = _pack_1(tl.reshape(value, (8, 16, 2, 2, 2)))
+    value = value.to(tl.uint8)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -3254,7 +3274,7 @@ def _amax(largest):
 
 @triton.jit
 def _normal(scale):
-    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+    """The power of two that brings a scale near 1, with its sign, and both their product.
 
     The power is 0 where the scale is 0 or infinite, and the product 1.
     """
@@ -3263,41 +3283,63 @@ def _normal(scale):
     power = ((0x7F000000 - exponent) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
     divisor = scale * power
     outside = (divisor == 0.0) | (divisor == float("inf"))
-    divisor, power = tl.where(outside, 1.0, divisor), tl.where(outside, power * 0.0, power)
-    return power, divisor, tl.div_rn(1.0, divisor)
+    return tl.where(outside, power * 0.0, power), tl.where(outside, 1.0, divisor)
 
 
 @triton.jit
-def _quotient(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+def _inverse(divisor):
+    """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
-    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
-    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
-    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
-    its sign then.
+    What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
+    """
+    minus = divisor * -1.0
+    near = 1.0 / divisor  # to some bits less than all, by Triton's division
+    near = tl.fma(tl.fma(minus, near, 1.0), near, near)
+    below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
+    rest = tl.fma(minus, below, 1.0) * near
+    return below, (rest.to(tl.uint32, bitcast=True) + 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _quotient(x, scale, source: tl.constexpr):
+    """x / scale by IEEE division, as far as codes can tell: huge quotients are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale. What it gives lies on the same side of any number of 12 bits as the
+    rounded quotient, or on it, if corrected once by fused multiply-adds; where x was of a type of 11 bits or less, a
+    reciprocal in two parts does it. Before, both are scaled by a power of two that brings the scale near 1, so that
+    nothing on the way is lost.
     """
     if _EXACT_FMA:
-        power, divisor, inverse = _normal(scale)
-        power, inverse = power * -1.0, inverse * -1.0
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        power, divisor = _normal(scale)
+        if source == tl.float32:
+            # Both are made negative: a zero keeps its sign then.
+            power, inverse = power * -1.0, tl.div_rn(-1.0, divisor)
+            x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+            quotient = x * inverse
+            quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        else:
+            quotient = _near_quotient(x * power, divisor, source)
     else:
         quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
     return quotient
 
 
 @triton.jit
-def _over(x, scale):
-    """The same; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
+def _near_quotient(x, scale, source: tl.constexpr):
+    """The same of scales from 2**-120 to 2**100, or 0, or no number."""
+    if _EXACT_FMA and source != tl.float32:
+        inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
+        quotient = tl.fma(x, inverse, x * rest)
+    else:
+        quotient = _quotient(x, scale, source)
+    return quotient
 
 
 @triton.jit
 def _ratio(amax, steps):
     """amax / steps, for what rounds it to 11 bits or less."""
     if _EXACT_FMA:
-        ratio = tl.where(steps == 0.0, amax * tl.div_rn(1.0, steps), _quotient(amax, steps))
+        ratio = tl.where(steps == 0.0, amax * tl.div_rn(1.0, steps), _quotient(amax, steps, tl.float32))
     else:
         ratio = tl.div_rn(amax, steps)
     return ratio
@@ -3316,50 +3358,16 @@ def _number(x):
 
 
 @triton.jit
-def _unit(x):
-    """Within 0 and 1; NaN is 0."""
-    return tl.minimum(tl.maximum(x, 0.0), 1.0)
-
-
-@triton.jit
-def _bounded_over(x, scale, most: tl.constexpr):
-    """x / scale as far as integers can tell, for codes up to half of most, a power of two; 0 for NaN or a scale of 0."""
-    if _EXACT_FMA:
-        power, divisor, inverse = _normal(_number(scale))
-        divisor, inverse = divisor * (-1.0 / most), inverse * most
-        x = x * (power * (1.0 / most))
-        x = _unit(x) - _unit(x * -1.0)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
-    else:
-        quotient = _number(_over(x, scale))
-    return quotient
-
-
-@triton.jit
 def _int4_codes_even(x, low: tl.constexpr, high: tl.constexpr):
     """To the nearest integer, ties to even, within low and high."""
     # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer.
-    code = (tl.minimum(tl.maximum(x, low), high) + 12582912.0).to(tl.uint32, bitcast=True)
-    return code & 15
+    code = (tl.maximum(x, low) + 12582912.0).to(tl.uint32, bitcast=True)
+    return tl.minimum(code, high + 0x4B400000) & 15
 
 
 @triton.jit
 def _int4_values(code):
     return ((code ^ 8).to(tl.int8, bitcast=True) - 8).to(tl.float32)
-
-
-@triton.jit
-def _pack_1(codes):
-    """[..., 2, 2, 2] codes of 1 bits to bytes, the first in the low bits."""
-    codes = codes.to(tl.uint32)
-    low, high = tl.split(codes)
-    codes = low + (high << 1)
-    low, high = tl.split(codes)
-    codes = low + (high << 2)
-    low, high = tl.split(codes)
-    codes = low + (high << 4)
-    return codes.to(tl.uint8)
 
 
 @triton.jit
@@ -3369,6 +3377,23 @@ def _unpack_1(codes):
     codes = tl.join(codes & 3, codes >> 2)
     codes = tl.join(codes & 1, codes >> 1)
     return codes
+
+
+@triton.jit
+def _pack_planes(codes):
+    """[..., 2, 2, 2] codes of 4 bits to words of 4 bytes, each of which has one bit of all, the lowest the first."""
+    codes = codes.to(tl.uint32) & 15
+    low, high = tl.split(codes)
+    codes = low + (high << 8)
+    low, high = tl.split(codes)
+    codes = low + (high << 16)
+    low, high = tl.split(codes)
+    codes = low + (high << 4)
+    # Where a bit lies is a number of 5 bits, of which the lowest two say which of its code it is: they go to the front.
+    moved = ((codes >> 14) ^ codes) & 0x0000CCCC
+    codes = codes ^ moved ^ (moved << 14)
+    moved = ((codes >> 7) ^ codes) & 0x00AA00AA
+    return codes ^ moved ^ (moved << 7)
 
 
 def _tensor(name, tensor, ndim, device):

@@ -1276,8 +1276,8 @@ def _append_kernel(
         scale,
         mask=valid,
     )
-    key = _times(key, tl.div_rn(1.0, scale), scale)
-    key = _int8_codes_away(_number(key), -127.0, 127.0)
+    key = key * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    key = _int8_codes_away(_number(key), -127, 127)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1298,8 +1298,8 @@ def _append_kernel(
         scale,
         mask=valid,
     )
-    value = _times(value, tl.div_rn(1.0, scale), scale)
-    value = _int8_codes_away(_number(value), -127.0, 127.0)
+    value = value * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    value = _int8_codes_away(_number(value), -127, 127)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1353,8 +1353,8 @@ def _append_key_kernel(
         scale,
         mask=valid,
     )
-    key = _times(key, tl.div_rn(1.0, scale), scale)
-    key = _int8_codes_away(_number(key), -127.0, 127.0)
+    key = key * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    key = _int8_codes_away(_number(key), -127, 127)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1408,8 +1408,8 @@ def _append_value_kernel(
         scale,
         mask=valid,
     )
-    value = _times(value, tl.div_rn(1.0, scale), scale)
-    value = _int8_codes_away(_number(value), -127.0, 127.0)
+    value = value * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    value = _int8_codes_away(_number(value), -127, 127)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1485,8 +1485,8 @@ def _append_positions_kernel(
         scale,
         mask=valid,
     )
-    key = _times(key, tl.div_rn(1.0, scale), scale)
-    key = _int8_codes_away(_number(key), -127.0, 127.0)
+    key = key * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    key = _int8_codes_away(_number(key), -127, 127)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1507,8 +1507,8 @@ def _append_positions_kernel(
         scale,
         mask=valid,
     )
-    value = _times(value, tl.div_rn(1.0, scale), scale)
-    value = _int8_codes_away(_number(value), -127.0, 127.0)
+    value = value * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    value = _int8_codes_away(_number(value), -127, 127)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -2536,34 +2536,26 @@ def _amax(largest):
 
 
 @triton.jit
-def _times(x, inverse, scale):
-    """x times the inverse of the scale; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, x * inverse)
-
-
-@triton.jit
 def _number(x):
     """x, or 0 where it is no number."""
     return tl.where(x != x, 0.0, x)
 
 
 @triton.jit
-def _unit(x):
-    """Within 0 and 1; NaN is 0."""
-    return tl.minimum(tl.maximum(x, 0.0), 1.0)
-
-
-@triton.jit
 def _int8_codes_away(x, low: tl.constexpr, high: tl.constexpr):
     """To the nearest integer, ties away from zero, within low and high."""
-    x = tl.minimum(tl.maximum(x, low), high)
-    size = tl.abs(x)
-    whole = (size + 12582912.0) - 12582912.0  # 1.5 * 2**23: the sum has no room for a fraction; ties went to even
-    whole = whole + _unit(tl.fma(size - whole, 33554432.0, -16777215.0))  # 1 for a half, else 0
-    sign = x.to(tl.uint32, bitcast=True) & 0x80000000
-    whole = (whole.to(tl.uint32, bitcast=True) | sign).to(tl.float32, bitcast=True)
-    code = (whole + 12582912.0).to(tl.uint32, bitcast=True)
-    return tl.minimum(code, 0x4B40007F).to(tl.uint8)  # bounded once more, or ptxas may take a float for its lowest byte
+    x = tl.maximum(x, low)
+    if _EXACT_FMA:
+        # The next number away from zero and a 2**24th less is past x by less than a step: a half is no tie any more.
+        x = (x.to(tl.uint32, bitcast=True) + 1).to(tl.float32, bitcast=True)
+        whole = tl.fma(x, 0.999999940395355224609375, 12582912.0)
+    else:
+        size = tl.minimum(tl.abs(x), 8388608.0)
+        whole = (size + 12582912.0) - 12582912.0  # ties went to even
+        whole = whole + tl.where(size - whole == 0.5, 1.0, 0.0)
+        whole = tl.where(x < 0.0, whole * -1.0, whole) + 12582912.0
+    code = whole.to(tl.uint32, bitcast=True)
+    return tl.minimum(code, high + 0x4B400000).to(tl.uint8)
 
 
 @triton.jit

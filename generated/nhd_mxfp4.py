@@ -186,6 +186,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            8 if num_tokens <= 1024 else 32,
             _native(device),
         )
         with _on(device):
@@ -238,6 +239,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
             key_scales.stride(0),
             key_scales.stride(1),
             key_scales.stride(2),
+            8 if num_tokens <= 1024 else 32,
             _native(device),
         )
         with _on(device):
@@ -292,6 +294,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            8 if num_tokens <= 1024 else 32,
             _native(device),
         )
         with _on(device):
@@ -373,6 +376,7 @@ def append_positions(
             value_scales.stride(0),
             value_scales.stride(1),
             value_scales.stride(2),
+            8 if num_tokens <= 1024 else 32,
             _native(device),
         )
         with _on(device):
@@ -1392,6 +1396,7 @@ def _append_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    DIM_RUN: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1406,13 +1411,22 @@ def _append_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 4, 32))
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
@@ -1482,6 +1496,7 @@ def _append_key_kernel(
     key_scales_stride_block,
     key_scales_stride_slot,
     key_scales_stride_head,
+    DIM_RUN: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
@@ -1496,12 +1511,18 @@ def _append_key_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 4, 32))
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
@@ -1545,6 +1566,7 @@ def _append_value_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    DIM_RUN: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
@@ -1559,12 +1581,18 @@ def _append_value_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
     value = value.to(tl.float32)
@@ -1624,6 +1652,7 @@ def _append_positions_kernel(
     value_scales_stride_block,
     value_scales_stride_slot,
     value_scales_stride_head,
+    DIM_RUN: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1644,13 +1673,22 @@ def _append_positions_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
-    dim_lane = tl.arange(0, 32)
-    dim = dim_group[:, None] * 32 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 4, 32))
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
@@ -2819,13 +2857,13 @@ def _e2m1_codes(half, signed):
     """0, .5, 1, 1.5, 2, 3, 4 or 6, of half a magnitude, and a sign in bit 3: to the nearest, ties to the even code.
 
     Steps are a half up to 2, 1 up to 4 and 2 up to 6: what lies in each range, 0 to 1 of it, is added in steps to a sum
-    that has no room for fractions and ends in the code.
+    that has no room for fractions and ends in the code: of its lowest byte the others are 0.
     """
     code = tl.fma(_unit(half), 4.0, 12582912.0)  # 1.5 * 2**23
     code = tl.fma(_unit(half - 1.0), 2.0, code)
     code = code + _unit(half - 2.0)
     sign = signed.to(tl.uint32, bitcast=True) >> 28
-    return (code.to(tl.uint32, bitcast=True) & 7) | (sign & 8)
+    return code.to(tl.uint32, bitcast=True) | (sign & 8)
 
 
 @triton.jit

@@ -147,6 +147,7 @@ def append(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scal
             key.stride(1),
             value.stride(0),
             value.stride(1),
+            8 if num_tokens <= 1024 else 32,
             _native(device),
         )
         with _on(device):
@@ -193,6 +194,7 @@ def append_key(key, kv_cache, slot_mapping, key_scale_scale):
             kv_cache.stride(2),
             key.stride(0),
             key.stride(1),
+            8 if num_tokens <= 1024 else 32,
             _native(device),
         )
         with _on(device):
@@ -237,6 +239,7 @@ def append_value(value, kv_cache, slot_mapping, value_scale_scale):
             kv_cache.stride(2),
             value.stride(0),
             value.stride(1),
+            8 if num_tokens <= 1024 else 32,
             _native(device),
         )
         with _on(device):
@@ -298,6 +301,7 @@ def append_positions(
             key.stride(1),
             value.stride(0),
             value.stride(1),
+            8 if num_tokens <= 1024 else 32,
             _native(device),
         )
         with _on(device):
@@ -1073,6 +1077,7 @@ def _append_kernel(
     key_stride_head,
     value_stride_token,
     value_stride_head,
+    DIM_RUN: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1087,20 +1092,30 @@ def _append_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 8)
-    dim_lane = tl.arange(0, 16)
-    dim = dim_group[:, None] * 16 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 8, 16))
     key_scale_scale = tl.load(key_scale_scale_ptr)
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 8, 16))
     value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
     key = key.to(tl.float32)
+    lift = _lift(key_scale_scale)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * key_scale_scale)
+    scale = _lifted_ratio(amax, 6.0 * key_scale_scale, lift, key_ptr.dtype.element_ty)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1115,7 +1130,7 @@ def _append_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * key_scale_scale
-    key = _e2m1_codes_over(key, scale, NATIVE)
+    key = _e2m1_codes_lifted(key, scale, lift, key_ptr.dtype.element_ty, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         kv_cache_ptr
@@ -1129,8 +1144,9 @@ def _append_kernel(
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
+    lift = _lift(value_scale_scale)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * value_scale_scale)
+    scale = _lifted_ratio(amax, 6.0 * value_scale_scale, lift, value_ptr.dtype.element_ty)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1145,7 +1161,7 @@ def _append_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * value_scale_scale
-    value = _e2m1_codes_over(value, scale, NATIVE)
+    value = _e2m1_codes_lifted(value, scale, lift, value_ptr.dtype.element_ty, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         kv_cache_ptr
@@ -1171,6 +1187,7 @@ def _append_key_kernel(
     kv_cache_stride_head,
     key_stride_token,
     key_stride_head,
+    DIM_RUN: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
@@ -1185,18 +1202,25 @@ def _append_key_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 8)
-    dim_lane = tl.arange(0, 16)
-    dim = dim_group[:, None] * 16 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 8, 16))
     key_scale_scale = tl.load(key_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
     key = key.to(tl.float32)
+    lift = _lift(key_scale_scale)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * key_scale_scale)
+    scale = _lifted_ratio(amax, 6.0 * key_scale_scale, lift, key_ptr.dtype.element_ty)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1211,7 +1235,7 @@ def _append_key_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * key_scale_scale
-    key = _e2m1_codes_over(key, scale, NATIVE)
+    key = _e2m1_codes_lifted(key, scale, lift, key_ptr.dtype.element_ty, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         kv_cache_ptr
@@ -1236,6 +1260,7 @@ def _append_value_kernel(
     kv_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    DIM_RUN: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
@@ -1250,18 +1275,25 @@ def _append_value_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 8)
-    dim_lane = tl.arange(0, 16)
-    dim = dim_group[:, None] * 16 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 8, 16))
     value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
+    lift = _lift(value_scale_scale)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * value_scale_scale)
+    scale = _lifted_ratio(amax, 6.0 * value_scale_scale, lift, value_ptr.dtype.element_ty)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1276,7 +1308,7 @@ def _append_value_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * value_scale_scale
-    value = _e2m1_codes_over(value, scale, NATIVE)
+    value = _e2m1_codes_lifted(value, scale, lift, value_ptr.dtype.element_ty, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         kv_cache_ptr
@@ -1311,6 +1343,7 @@ def _append_positions_kernel(
     key_stride_head,
     value_stride_token,
     value_stride_head,
+    DIM_RUN: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1331,20 +1364,30 @@ def _append_positions_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 8)
-    dim_lane = tl.arange(0, 16)
-    dim = dim_group[:, None] * 16 + dim_lane[None, :]
+    dim_run = (
+        tl.arange(0, 128 // DIM_RUN)[:, None, None] * DIM_RUN
+        + tl.arange(0, DIM_RUN // 8)[None, :, None] * 8
+        + tl.arange(0, 8)[None, None, :]
+    )
     dim_byte = tl.arange(0, 64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    key = tl.load(
+        key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
+    )
+    key = tl.reshape(tl.permute(key, (1, 0, 2, 3)), (8, 8, 16))
     key_scale_scale = tl.load(key_scale_scale_ptr)
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    value = tl.load(
+        value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
+    )
+    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 8, 16))
     value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
     key = key.to(tl.float32)
+    lift = _lift(key_scale_scale)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * key_scale_scale)
+    scale = _lifted_ratio(amax, 6.0 * key_scale_scale, lift, key_ptr.dtype.element_ty)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1359,7 +1402,7 @@ def _append_positions_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * key_scale_scale
-    key = _e2m1_codes_over(key, scale, NATIVE)
+    key = _e2m1_codes_lifted(key, scale, lift, key_ptr.dtype.element_ty, NATIVE)
     key = _pack_4(tl.reshape(key, (8, 64, 2)))
     tl.store(
         kv_cache_ptr
@@ -1373,8 +1416,9 @@ def _append_positions_kernel(
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
+    lift = _lift(value_scale_scale)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = _ratio(amax, 6.0 * value_scale_scale)
+    scale = _lifted_ratio(amax, 6.0 * value_scale_scale, lift, value_ptr.dtype.element_ty)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1389,7 +1433,7 @@ def _append_positions_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * value_scale_scale
-    value = _e2m1_codes_over(value, scale, NATIVE)
+    value = _e2m1_codes_lifted(value, scale, lift, value_ptr.dtype.element_ty, NATIVE)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         kv_cache_ptr
@@ -2265,7 +2309,7 @@ def _amax(largest):
 
 @triton.jit
 def _normal(scale):
-    """The power of two that brings a scale near 1, with its sign, and both their product and what is 1 over that.
+    """The power of two that brings a scale near 1, with its sign, and both their product.
 
     The power is 0 where the scale is 0 or infinite, and the product 1.
     """
@@ -2274,50 +2318,94 @@ def _normal(scale):
     power = ((0x7F000000 - exponent) | (bits & 0x80000000)).to(tl.float32, bitcast=True)
     divisor = scale * power
     outside = (divisor == 0.0) | (divisor == float("inf"))
-    divisor, power = tl.where(outside, 1.0, divisor), tl.where(outside, power * 0.0, power)
-    return power, divisor, tl.div_rn(1.0, divisor)
+    return tl.where(outside, power * 0.0, power), tl.where(outside, 1.0, divisor)
 
 
 @triton.jit
-def _quotient(x, scale):
-    """x / scale by IEEE division, as far as codes can tell: quotients past 2**96 are bounded. 0 or NaN where scale is 0.
+def _inverse(divisor):
+    """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
-    One reciprocal serves all values under a scale, and one correction by fused multiply-adds: what it gives lies on the
-    same side of any number of 12 bits as the rounded quotient, or on it. Before, both are scaled by a power of two that
-    brings the scale near 1, so that nothing on the way is lost. Power and reciprocal are made negative: a zero keeps
-    its sign then.
+    What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
+    """
+    minus = divisor * -1.0
+    near = 1.0 / divisor  # to some bits less than all, by Triton's division
+    near = tl.fma(tl.fma(minus, near, 1.0), near, near)
+    below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
+    rest = tl.fma(minus, below, 1.0) * near
+    return below, (rest.to(tl.uint32, bitcast=True) + 1).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _quotient(x, scale, source: tl.constexpr):
+    """x / scale by IEEE division, as far as codes can tell: huge quotients are bounded. 0 or NaN where scale is 0.
+
+    One reciprocal serves all values under a scale. What it gives lies on the same side of any number of 12 bits as the
+    rounded quotient, or on it, if corrected once by fused multiply-adds; where x was of a type of 11 bits or less, a
+    reciprocal in two parts does it. Before, both are scaled by a power of two that brings the scale near 1, so that
+    nothing on the way is lost.
     """
     if _EXACT_FMA:
-        power, divisor, inverse = _normal(scale)
-        power, inverse = power * -1.0, inverse * -1.0
-        x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
-        quotient = x * inverse
-        quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        power, divisor = _normal(scale)
+        if source == tl.float32:
+            # Both are made negative: a zero keeps its sign then.
+            power, inverse = power * -1.0, tl.div_rn(-1.0, divisor)
+            x = tl.clamp(x * power, -7.922816251426434e28, 7.922816251426434e28, propagate_nan=tl.PropagateNan.ALL)
+            quotient = x * inverse
+            quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
+        else:
+            quotient = _near_quotient(x * power, divisor, source)
     else:
         quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
     return quotient
 
 
 @triton.jit
-def _over(x, scale):
-    """The same; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, _quotient(x, scale))
+def _near_quotient(x, scale, source: tl.constexpr):
+    """The same of scales from 2**-120 to 2**100, or 0, or no number."""
+    if _EXACT_FMA and source != tl.float32:
+        inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
+        quotient = tl.fma(x, inverse, x * rest)
+    else:
+        quotient = _quotient(x, scale, source)
+    return quotient
+
+
+@triton.jit
+def _over(x, scale, source: tl.constexpr):
+    """x / scale, and 0 where the scale is 0."""
+    return tl.where(scale == 0.0, 0.0, _quotient(x, scale, source))
 
 
 @triton.jit
 def _ratio(amax, steps):
     """amax / steps, for what rounds it to 11 bits or less."""
     if _EXACT_FMA:
-        ratio = tl.where(steps == 0.0, amax * tl.div_rn(1.0, steps), _quotient(amax, steps))
+        ratio = tl.where(steps == 0.0, amax * tl.div_rn(1.0, steps), _quotient(amax, steps, tl.float32))
     else:
         ratio = tl.div_rn(amax, steps)
     return ratio
 
 
 @triton.jit
-def _number(x):
-    """x, or 0 where it is no number."""
-    return tl.where(x != x, 0.0, x)
+def _lift(outer):
+    """The power of two that brings what scales are counted in nearer to 1: mostly 1 itself."""
+    small, large = outer < 8.673617379884035e-19, outer > 1.152921504606847e18  # 2**-60 and 2**60
+    return tl.where(small, 18446744073709551616.0, tl.where(large, 5.421010862427522e-20, 1.0))  # 2**64 and 2**-64
+
+
+@triton.jit
+def _lifted_ratio(amax, steps, lift, source: tl.constexpr):
+    """amax / steps, which times the lift are near 1, for what rounds it to 11 bits or less."""
+    if _EXACT_FMA and source != tl.float32:
+        steps = steps * lift
+        inverse, rest = _inverse(steps)
+        nothing, infinite = steps == 0.0, 1.0 / steps
+        inverse, rest = tl.where(nothing, infinite, inverse), tl.where(nothing, infinite, rest)
+        amax = amax * lift
+        ratio = tl.fma(amax, inverse, amax * rest)
+    else:
+        ratio = _ratio(amax, steps)
+    return ratio
 
 
 @triton.jit
@@ -2331,13 +2419,13 @@ def _e2m1_codes(half, signed):
     """0, .5, 1, 1.5, 2, 3, 4 or 6, of half a magnitude, and a sign in bit 3: to the nearest, ties to the even code.
 
     Steps are a half up to 2, 1 up to 4 and 2 up to 6: what lies in each range, 0 to 1 of it, is added in steps to a sum
-    that has no room for fractions and ends in the code.
+    that has no room for fractions and ends in the code: of its lowest byte the others are 0.
     """
     code = tl.fma(_unit(half), 4.0, 12582912.0)  # 1.5 * 2**23
     code = tl.fma(_unit(half - 1.0), 2.0, code)
     code = code + _unit(half - 2.0)
     sign = signed.to(tl.uint32, bitcast=True) >> 28
-    return (code.to(tl.uint32, bitcast=True) & 7) | (sign & 8)
+    return code.to(tl.uint32, bitcast=True) | (sign & 8)
 
 
 @triton.jit
@@ -2355,22 +2443,22 @@ def _e2m1_codes_of_half(half, native: tl.constexpr):
 
 
 @triton.jit
-def _e2m1_codes_over(x, scale, native: tl.constexpr):
-    """Codes of x / scale."""
-    if native:
-        scale = _number(scale)
-        power, divisor, inverse = _normal(scale)
-        divisor, inverse = divisor * -2.0, inverse * 0.5
-        # A zero that is added keeps the sign of x, but where the scale is 0.
-        zero = tl.where(scale == 0.0, 0, 0x80000000).to(tl.uint32).to(tl.float32, bitcast=True)
-        x = tl.fma(x, power, zero)
-        size = tl.minimum(tl.abs(x), 3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
-        half = size * inverse
-        half = tl.fma(tl.fma(divisor, half, size), inverse, half)
-        code = _e2m1_codes(half, x)
+def _e2m1_codes_near(x, scale, source: tl.constexpr, native: tl.constexpr):
+    """The same of scales from 2**-120 to 2**99, or 0, or no number."""
+    if native and source != tl.float32:
+        half = _near_quotient(x, scale * 2.0, source)  # NaN under a scale of 0, and its code is 0
+        code = _e2m1_codes(tl.abs(half), half)
     else:
-        code = _e2m1_codes_of(_over(x, scale), native)
+        code = _e2m1_codes_of(_over(x, scale, source), native)
     return code
+
+
+@triton.jit
+def _e2m1_codes_lifted(x, scale, lift, source: tl.constexpr, native: tl.constexpr):
+    """The same of scales that are so near 1 once they are lifted."""
+    if lift != 1.0:
+        x, scale = x * lift, scale * lift
+    return _e2m1_codes_near(x, scale, source, native)
 
 
 @triton.jit

@@ -28,15 +28,15 @@ req_pool_indices req_to_page request_ids requests rotated seq_lens sin slots sta
 
 _VARIABLES = """
 TensorGuards absent amax arguments at batch_size before bits block_table_stride blocks_stride chosen column columns
-compiled config contextlib ctypes current_device dim_byte dim_group dim_half dim_lane dim_word dims distance driver
-dtypes entering entry exact fake find first first_item first_block first_slot function functools given grid highest
-hooks hosts i in_range index inside inverse j k_nope k_nope_stride_head k_nope_stride_token k_rope k_rope_stride_token
-keep kept kernel kind kinds known launch least leaving length lowest mask math metadata moved name ndim nearest new
-nope_dim nope_side num_columns num_entries num_out num_out_columns num_pages num_rows num_runs num_slots number
-numbers offset offsets ops optional others out_row out_stride_column out_stride_head out_stride_row out_stride_token
-outer page pairs_stride_pair pairs_stride_side part plain plan plane present program programs ratio re reach
-req_to_page_stride_column req_to_page_stride_row requests_stride rope_side run run_number run_slot same scale schema
-search_step second self shape shapes size slot_number source start starts step steps stored stream_of stride
+compiled config contextlib ctypes current_device dim_byte dim_group dim_half dim_lane dim_run dim_word dims distance
+driver dtypes entering entry exact fake find first first_block first_item first_slot function functools given grid
+highest hooks hosts i in_range index inside inverse j k_nope k_nope_stride_head k_nope_stride_token k_rope
+k_rope_stride_token keep kept kernel kind kinds known launch least leaving length lift lowest mask math metadata moved
+name ndim nearest new nope_dim nope_side num_columns num_entries num_out num_out_columns num_pages num_rows num_runs
+num_slots number numbers offset offsets ops optional others out_row out_stride_column out_stride_head out_stride_row
+out_stride_token outer page pairs_stride_pair pairs_stride_side part plain plan plane present program programs ratio
+re reach req_to_page_stride_column req_to_page_stride_row requests_stride rope_side run run_number run_slot same scale
+schema search_step second self shape shapes size slot_number source start starts step steps stored stream_of stride
 stride_unit strides struct sure t target tensor tensors tile tile_row tl tokens torch triton unit valid whole width
 written zero
 """
@@ -56,7 +56,9 @@ _LONGEST = 64
 _STAGED = (
     "partner|(partner_)?(weight|wide)|inverse|pair|first|other|turn|position|frequency|angle|(cos|sin)(_height|_width)?"
 )
-_DERIVED = re.compile(f"(_out)?(_(ptr|length|mask|page.*|dim(_byte|_group|_half|_lane|_word)?|stride.*|{_STAGED}))?")
+_DERIVED = re.compile(
+    f"(_out)?(_(ptr|length|mask|page.*|dim(_byte|_group|_half|_lane|_run|_word)?|stride.*|{_STAGED}))?"
+)
 
 
 def objection(name: str) -> str | None:

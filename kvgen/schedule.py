@@ -27,6 +27,8 @@ TARGET_VALUES = 1024  # values a program moves at the least, where tokens are ma
 MAX_VALUES = 8192  # values of one stream held by a program at the most
 SECTOR = 32  # bytes; shorter runs of a token leave part of each memory transaction unused
 VECTOR = 16  # bytes of the widest access
+LANES = 32  # threads of a warp
+ELEMENTS = 8  # values of the widest access, of 16 bits each
 DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
 FEW_TOKENS = 64  # up to here a program takes one token even where it could take more
 FEW_ENCODED = 256  # the same where values are encoded as they are appended
@@ -42,12 +44,16 @@ STAGED_FEW = 128  # and few with few tokens
 class Tile:
     """The tile of one stream: its vector axes, slowest first, and their padded sides (None: known at launch).
 
-    ``runs``: tokens lie along the lanes, and a run of slots in one block is addressed as such.
+    ``runs``: tokens lie along the lanes, and a run of slots in one block is addressed as such. ``held``: how many dims
+    that lie side by side are loaded for one thread, where that is more than one access has (else 0), and ``few_held``
+    where there are few tokens.
     """
 
     order: tuple[str, ...]
     sides: tuple[int | None, ...]
     runs: bool = False
+    held: int = 0
+    few_held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
         warps = wish.few.num_warps or num_warps
         found = Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
+    found = _holding(layout, plan, found)
     return found if plan.query is None else _with_query(layout, plan, wish, found)
 
 
@@ -182,6 +189,34 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
     fastest = view.steps[-1].digit.axis
     runs = fastest in ("slot", SLOT_NUMBER) and tokens > 1 and view.unit == view.itemsize
     return Tile(tuple(kept), tuple(sides[name] for name in kept), runs)
+
+
+def _holding(layout: Layout, plan: Plan, found: Schedule) -> Schedule:
+    """The schedule with what its threads hold."""
+
+    def holding(tile: Tile, copy: Copy) -> Tile:
+        held, few = (_held(layout, plan, copy, tile, warps) for warps in (found.num_warps, found.few_warps))
+        return replace(tile, held=held, few_held=few or ELEMENTS) if held else tile
+
+    return replace(found, tiles=tuple(map(holding, found.tiles, plan.copies)))
+
+
+def _held(layout: Layout, plan: Plan, copy: Copy, tile: Tile, num_warps: int) -> int:
+    """Dims that are loaded for one thread, side by side: what shares a scale and what shares bytes is in one.
+
+    Only of codes that share bytes, where no lane is masked and values are worked on as they are loaded.
+    """
+    stream = layout.stream(copy.stream)
+    packed = plan.kind == "append" and plan.cache_view(copy).pack and stream.scale and stream.scale.dynamic
+    if not packed or copy.stages or worked_on_together(stream) or _by_channel(stream) or "token" in tile.order:
+        return 0
+    sides = dict(zip(tile.order, tile.sides, strict=True))
+    extents = {axis.name: axis.extent for axis in stream.axes}
+    dims, heads = extents["dim"], extents.get("head", 1)
+    if dims is None or heads is None or heads % sides.get("head", 1) or sides["dim"] * sides.get("group", 1) != dims:
+        return 0
+    held = min(dims, math.prod(tile.sides) // (LANES * num_warps))
+    return held if held > ELEMENTS else 0
 
 
 def _lane(layout: Layout, plan: Plan, copy: Copy) -> str:

@@ -99,7 +99,17 @@ def mantissas(group: int, source: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("source", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    "name", ["nhd_nvfp4", "nhd_mxfp4", "nhd_mxfp8", "nhd_int4", "nhd_int8_token_head", "nhd_fp8_token_head"]
+    "name",
+    [
+        "nhd_nvfp4",
+        "nhd_mxfp4",
+        "nhd_mxfp8",
+        "nhd_int4",
+        "nhd_int4_planes",
+        "nhd_int8_token_head",
+        "hnd_int8_token",
+        "nhd_fp8_token_head",
+    ],
 )
 def test_codes_are_those_of_the_reference(name: str, source: torch.dtype) -> None:
     """Every pair of mantissas of a value and the largest of its group, in many sizes, and every 16-bit value."""
@@ -108,7 +118,7 @@ def test_codes_are_those_of_the_reference(name: str, source: torch.dtype) -> Non
     rows = torch.cat([every, mantissas(layout.stream("key").group or 128, source)])
     rows = rows[: len(rows) // 8 * 8].view(-1, 8, 128)
     slots = torch.arange(len(rows), device="cuda")
-    for outer in (1.0, 0.37, 3.1e-5):
+    for outer in (1.0, 0.37, 3.1e-5, 1e-44, 3.3e-27, 7.7e21, 1.3e38, 0.0, -2.0, float("inf"), float("nan")):
         static = {n: torch.full((1,), outer, device="cuda") for n in ("key_scale_scale", "value_scale_scale")}
         static = static if name == "nhd_nvfp4" else {}
         found, expected = (module.allocate(-(-len(rows) // 16), device="cuda") for _ in range(2))

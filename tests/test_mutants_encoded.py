@@ -44,8 +44,8 @@ STORED = r"(?=(?:\s+\+ \d+)?,\n\s+{},\n)"
 # fmt: off
 SCALES = [
     Mutant("scale field dropped", FP8, APPEND, r"(\n\s+scale,\n\s+mask=)", r"\1False & ", "append/T1"),
-    Mutant("codes made before the scale", FP8, APPEND, r"\n    (?:key|value) = _over\(\w+, scale\)", "", "append/T1"),
-    Mutant("multiplied by the scale", FP8, APPEND, r"_over\((\w+), scale\)", r"\1 * scale", "append/T1"),
+    Mutant("codes made before the scale", FP8, APPEND, r"\n    (?:key|value) = _over\(\w+, scale, .*?\)", "", "append/T1"),
+    Mutant("multiplied by the scale", FP8, APPEND, r"_over\((\w+), scale, .*?\)", r"\1 * scale", "append/T1"),
     Mutant("inverse of the scale stored", FP8, APPEND, r"(\n\s+)scale,(?=\n\s+mask)", r"\1tl.div_rn(1.0, scale),", "append/T1"),
     Mutant("scale of another head stored", FP8[:2], APPEND, r"head\[None, :, None\]" + STORED.format("scale"), "(2 - head[None, :, None])", "append/T1"),
     Mutant("scale of another head stored", FP8[2:], APPEND, r"head \* (key|value)_scales_stride_head", r"(2 - head) * \1_scales_stride_head", "append/T1"),

@@ -18,9 +18,9 @@ from kvgen.schedule import VECTOR
 
 Role = Literal[
     "pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit", "native",
-    "heads", "aligned", "dtype", "stages",
+    "heads", "aligned", "dtype", "stages", "run",
 ]  # fmt: skip
-CONSTANT = ("tile", "tokens", "flag", "unit", "native", "heads", "aligned", "dtype", "stages")
+CONSTANT = ("tile", "tokens", "flag", "unit", "native", "heads", "aligned", "dtype", "stages", "run")
 """The roles of arguments that are compiled in."""
 
 
@@ -38,6 +38,7 @@ class Arg:
     role: Role
     divisible: bool = False  # whether a stride is a multiple of 16 in tensors that are not padded
     compiled: int | None = None  # what a constexpr is in tensors that are not padded, where its role does not tell
+    few: int | None = None  # and where there are few tokens
 
     @property
     def declaration(self) -> str:

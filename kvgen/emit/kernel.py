@@ -35,7 +35,7 @@ from kvgen.lower import SLOT_NUMBER, coalesce, planes
 from kvgen.plan import Copy, Fill, Plan, View
 from kvgen.quant import MODES
 from kvgen.quant.turbo import GROUP
-from kvgen.schedule import Schedule, Tile, padded_side, schedule
+from kvgen.schedule import ELEMENTS, Schedule, Tile, padded_side, schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +248,7 @@ class Builder(Staging):
     def _copy(self, copy: Copy, tile: Tile) -> CopyContext:
         rank = len(tile.order)
         cache, dense = planes(self.plan.cache_view(copy))[0], self.plan.dense_view(copy)
+        before = set(self.definitions)
         variables, bounds = self._row_variables(copy, tile)
         token = subscript(variables["token"].position, rank)
         gather = self.plan.kind == "gather"
@@ -307,6 +308,11 @@ class Builder(Staging):
             return replace(context, halved=True, rejoined=context.stages.rejoined, second=second)
         if self._by_norm(copy.stream) and self.plan.kind == "append" and not copy.stages and "group" in tile.order:
             context = self._in_halves(context, copy, tile)
+        if tile.held:
+            context = self._in_runs(context, copy, tile, variables)
+            name = variables["dim"].name
+            for unused in {name, f"{name}_lane"} - before:  # nothing counts single dims then
+                self.definitions.pop(unused, None)
         return self._packed(context, copy, tile, variables) if cache.pack else context
 
     def _in_halves(self, context: CopyContext, copy: Copy, tile: Tile) -> CopyContext:
@@ -338,6 +344,31 @@ class Builder(Staging):
             dense=self._side(self.plan.dense_view(copy), copy.stream, variables, rank, context.value_type),
             mask_definition=named,
             masks=masks,
+            together=f"tl.reshape(tl.permute({copy.stream}, {places}), {tuple_text(sides(tile))})",
+        )
+
+    def _in_runs(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
+        """The section of codes that share bytes, where what shares a byte or a scale is to lie in one thread each.
+
+        Its values are loaded in runs of several accesses, whose axes are laid out as those of groups in halves are.
+        """
+        lead = sum(name not in ("group", "dim") for name in tile.order)
+        name, rank = f"{index_name(self.layout, copy.stream, 'dim')}_run", lead + 3
+        length = name.upper()
+        few = f"{tile.few_held} if num_tokens <= {self.sched.some} else " if tile.few_held != tile.held else ""
+        self.tiles[length] = Arg(length, "constexpr", f"{few}{tile.held}", "run", False, tile.held, tile.few_held)
+        runs = f"tl.arange(0, {self.layout.stream(copy.stream).axes[-1].extent} // {length})[:, None, None] * {length}"
+        parts = f"tl.arange(0, {length} // {ELEMENTS})[None, :, None] * {ELEMENTS}"
+        self.definitions[name] = f"{runs} + {parts} + tl.arange(0, {ELEMENTS})[None, None, :]"
+        seen = {
+            axis: replace(variable, position=variable.position + 1) if isinstance(variable.position, int) else variable
+            for axis, variable in variables.items()
+        }
+        seen["dim"] = Variable(name, (0, rank - 2, rank - 1))
+        places = (*range(1, lead + 1), 0, rank - 2, rank - 1)
+        return replace(
+            context,
+            dense=self._side(self.plan.dense_view(copy), copy.stream, seen, rank, context.value_type),
             together=f"tl.reshape(tl.permute({copy.stream}, {places}), {tuple_text(sides(tile))})",
         )
 

@@ -269,7 +269,7 @@ class CopyContext:
     halved: bool = False  # whether rows are stored in two halves, the second in ``second``
     rejoined: bool = False  # whether they are whole in between
     second: Side | None = None
-    together: str = ""  # what puts halves of groups together, as which they are loaded
+    together: str = ""  # what puts parts of rows together, as which they are loaded
 
     def again(self) -> CopyContext:
         """The section where its values or codes are at hand from the one before."""

@@ -125,7 +125,8 @@ def _spec(
         given = arg.role == "optional" and values["optional"] is not None
         if (arg.role in values or arg.compiled is not None) and not given:
             signature[arg.name] = "constexpr"
-            constexprs[arg.name] = arg.compiled or values.get(arg.value, values.get(arg.role))
+            compiled = arg.few if arg.few and form.startswith("few") else arg.compiled
+            constexprs[arg.name] = compiled or values.get(arg.value, values.get(arg.role))
             continue
         signature[arg.name] = arg.type
         if given or _divisible(arg):

@@ -179,3 +179,25 @@ def load_module(text: str, path: Path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize("name", ["nhd_nvfp4", "nhd_int4", "nhd_int4_planes"])
+def test_a_thread_holds_whole_groups(name: str, tmp_path: Path) -> None:
+    """Where tokens are many values are loaded in runs of 32; in few tokens there are more threads than that."""
+    layout = load(ROOT / "layouts" / f"{name}.yaml")
+    text = render_raw(layout)
+    assert "8 if num_tokens <= 1024 else 32" in text[: text.index("def append_key(")]
+    generator = torch.Generator().manual_seed(5)
+    key, value = torch.randn(2, 5, 8, 128, generator=generator).bfloat16()
+    slots = torch.tensor([3, -1, 17, 0, 30])
+    scales = {scale.scale.argument: torch.ones(1) for s in layout.streams if (scale := s.scale).scale}
+    for warps, held in ((1, 32), (2, 16), (4, 0)):
+        variant = dataclasses.replace(layout, schedule=ScheduleHints(append=KernelHints(num_warps=warps)))
+        assert [tile.held for tile in schedule(variant, lower(variant)[0]).tiles] == [held] * 2
+        module = load_module(render_raw(variant), tmp_path / f"{name}_{warps}.py")
+        found, expected = module.allocate(2), module.allocate(2)
+        module.append(key, value, *found, slots, *scales.values())
+        named = {b.name: tensor for b, tensor in zip(layout.buffers, expected, strict=True)}
+        reference.append(layout, {"key": key, "value": value}, named, slots, scales=scales)
+        for mine, theirs in zip(found, expected, strict=True):
+            assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
