@@ -1662,11 +1662,8 @@ def _append_fused_kernel(
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
-    key_wide = key.to(tl.float64)
-    key_partner_wide = key_partner.to(tl.float64)
     key_inverse = tl.rsqrt(
-        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
-        + 1e-06
+        tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
     ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
@@ -1684,7 +1681,7 @@ def _append_fused_kernel(
     key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
     scale = _to_float32(key_scale)
-    key = _over(key, scale, tl.float32)
+    key = _over_one(key, scale, tl.float32)
     key = _fp8_e4m3_codes(key, NATIVE)
     key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
     tl.store(
@@ -1709,7 +1706,7 @@ def _append_fused_kernel(
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
     scale = _to_float32(value_scale)
-    value = _over(value, scale, value_ptr.dtype.element_ty)
+    value = _over_one(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         value_cache_ptr
@@ -1779,11 +1776,8 @@ def _append_fused_key_kernel(
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
-    key_wide = key.to(tl.float64)
-    key_partner_wide = key_partner.to(tl.float64)
     key_inverse = tl.rsqrt(
-        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
-        + 1e-06
+        tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
     ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
@@ -1801,7 +1795,7 @@ def _append_fused_key_kernel(
     key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
     scale = _to_float32(key_scale)
-    key = _over(key, scale, tl.float32)
+    key = _over_one(key, scale, tl.float32)
     key = _fp8_e4m3_codes(key, NATIVE)
     key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
     tl.store(
@@ -2580,6 +2574,14 @@ def _rounded(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def _squares(x, y, shape: tl.constexpr):
+    """Squares of two halves of rows in float64, where they are exact, of shape[:-1]: four are added in a thread."""
+    a, b = tl.split(tl.reshape(x.to(tl.float64), shape))
+    c, d = tl.split(tl.reshape(y.to(tl.float64), shape))
+    return tl.fma(a, a, tl.fma(b, b, tl.fma(c, c, d * d)))
+
+
+@triton.jit
 def _signed(value, sign):
     """The value with a sign bit set; a minus of Triton's may lose that of zero."""
     return (value.to(tl.uint32, bitcast=True) | sign).to(tl.float32, bitcast=True)
@@ -2652,6 +2654,26 @@ def _near_quotient(x, scale, source: tl.constexpr):
 def _over(x, scale, source: tl.constexpr):
     """x / scale, and 0 where the scale is 0."""
     return tl.where(scale == 0.0, 0.0, _quotient(x, scale, source))
+
+
+@triton.jit
+def _over_one(x, scale, source: tl.constexpr):
+    """x / scale for codes below 2**20, of a scale that all values share: of one near 1, as they are, nothing is scaled."""
+    if _EXACT_FMA:
+        divisor = scale
+        if not ((scale > 8.673617379884035e-19) & (scale < 1099511627776.0)):  # 2**-60 and 2**40
+            power, divisor = _normal(scale)
+            x = tl.where(scale == 0.0, 0.0, x * power)
+        if source == tl.float32:
+            inverse = tl.div_rn(1.0, divisor)
+            x = tl.clamp(x, -4.611686018427388e18, 4.611686018427388e18, propagate_nan=tl.PropagateNan.ALL)  # 2**62
+            quotient = x * inverse
+            quotient = tl.fma(tl.fma(divisor, quotient, x * -1.0), inverse * -1.0, quotient)
+        else:
+            quotient = _near_quotient(x, divisor, source)
+    else:
+        quotient = _over(x, scale, source)
+    return quotient
 
 
 @triton.jit

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from kvgen import harness, reference
+from kvgen.resolve import load_text
 from tests import test_dtypes
 from tests.generated import module_of, shipped
 
@@ -85,6 +86,32 @@ def test_quotients_are_those_of_a_division_as_far_as_codes_tell(kind: str) -> No
     assert torch.equal(sides(found), sides(expected))
 
 
+@triton.jit
+def _divide_one_kernel(x_ptr, scale_ptr, found_ptr, expected_ptr, over: tl.constexpr, source: tl.constexpr):
+    i = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    x, scale = tl.load(x_ptr + i), tl.load(scale_ptr + tl.program_id(0))
+    tl.store(found_ptr + i, over(x, scale, source))
+    tl.store(expected_ptr + i, tl.where(scale == 0.0, 0.0, tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))))
+
+
+@pytest.mark.parametrize("kind", ["any", "near", "few bits"])
+def test_quotients_under_one_scale(kind: str) -> None:
+    """A program has a scale, and values near it where quotients are to be near the codes. Past 2**20 all have one."""
+    x, scales = (operand.view(-1, 1024) for operand in operands("near" if kind == "few bits" else kind, 1 << 26))
+    if kind != "any":
+        x = x / scales * scales[:, :1]
+    if kind == "few bits":
+        x = x.bfloat16().float()
+    x[:, : len(SPECIAL)] = torch.tensor(SPECIAL, device="cuda")
+    x, scale = x.contiguous(), scales[:, 0].contiguous()
+    scale[: len(SPECIAL)] = torch.tensor(SPECIAL, device="cuda")
+    found, expected = torch.empty_like(x), torch.empty_like(x)
+    over = module_of(shipped("nhd_fp8_fused_once"))._over_one
+    source = tl.bfloat16 if kind == "few bits" else tl.float32
+    _divide_one_kernel[(len(scale),)](x, scale, found, expected, over, source, enable_fp_fusion=False)
+    assert torch.equal(*(sides(quotient.clamp(-(2.0**20), 2.0**20)) for quotient in (found, expected)))
+
+
 def mantissas(group: int, source: torch.dtype) -> torch.Tensor:
     """Groups whose largest has each mantissa of 8 bits, with every such value down to a 128th of it; rows of 128."""
     largest = 1.0 + torch.arange(128, device="cuda") / 128
@@ -109,6 +136,9 @@ def mantissas(group: int, source: torch.dtype) -> torch.Tensor:
         "nhd_int8_token_head",
         "hnd_int8_token",
         "nhd_fp8_token_head",
+        "nhd_bf16k_turbo2v",
+        "nhd_bf16k_turbo3v",
+        "nhd_bf16k_turbo4v",
     ],
 )
 def test_codes_are_those_of_the_reference(name: str, source: torch.dtype) -> None:
@@ -129,6 +159,25 @@ def test_codes_are_those_of_the_reference(name: str, source: torch.dtype) -> Non
             assert torch.equal(cache.view(torch.uint8), wanted.view(torch.uint8)), buffer.name
         if not static:
             break
+
+
+SHAPES = [(1, 16), (1, 32), (2, 16), (3, 48), (1, 128), (5, 256)]
+
+
+@pytest.mark.parametrize(("heads", "dims"), SHAPES)
+@pytest.mark.parametrize("mode", ["turbo2", "turbo3", "turbo4", "int8, scale: {per: token head}"])
+def test_rows_that_are_turned_or_in_codebooks(mode: str, heads: int, dims: int) -> None:
+    """Rows that fill a warp, and rows that leave threads without values, which compilers give copies."""
+    turned = "" if dims == 48 else "rotate: hadamard, "
+    scales = "token head dim//16" if "turbo" in mode else "token head"
+    layout = load_text(
+        f"name: turned\naxes: {{head: {heads}, dim: {dims}}}\nblock_size: 4\n"
+        f"streams: {{key: {{{turned}quant: {{mode: {mode}}}}}}}\n"
+        f"buffers:\n  codes: {{key: block slot head dim}}\n  scales: {{key.scale: {scales}}}\n"
+    )
+    names = ["append/T1", "append/T7", "append/then_gather", "gather/T7"]
+    found = harness.run(layout, module_of(layout), device="cuda", only=names)
+    assert found.ok, str(found)
 
 
 def test_sources_of_several_sizes() -> None:

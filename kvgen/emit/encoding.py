@@ -55,8 +55,11 @@ def _bounded(encoding: Encoding) -> bool:
     return encoding.code in INTEGERS and plain and (zero is None or zero.kind == "minimum")
 
 
-def divided(encoding: Encoding, stream: str, source: str) -> str:
-    """The values of a stream over their scale; ``source`` is the type that they came in."""
+def divided(encoding: Encoding, stream: str, source: str, staged: bool) -> str:
+    """The values of a stream over their scale; ``source`` is the type that they came in.
+
+    Where values are ``staged`` arithmetic counts, elsewhere memory does.
+    """
     scale = encoding.scale
     if scale.arithmetic == "multiply":
         inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
@@ -65,7 +68,10 @@ def divided(encoding: Encoding, stream: str, source: str) -> str:
         return f"_times({stream}, {inverse}, scale)"
     if _bounded(encoding):
         return f"_number({'_near_quotient' if _near(scale) else '_quotient'}({stream}, scale, {source}))"
-    return f"_shifted({stream}, scale)" if _power_of_two(scale) else f"_over({stream}, scale, {source})"
+    if _power_of_two(scale):
+        return f"_shifted({stream}, scale)"
+    shared = staged and encoding.code in FP8 and not scale.dynamic and not scale.axes
+    return f"{'_over_one' if shared else '_over'}({stream}, scale, {source})"
 
 
 def divides_itself(encoding: Encoding) -> bool:

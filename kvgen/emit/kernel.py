@@ -286,7 +286,7 @@ class Builder(Staging):
             encode=encoder(encoding) if encoding else "",
             codes=codes_of(encoding, copy.stream, self._source_type(copy)) if encoding else "",
             divides=bool(encoding) and not divides_itself(encoding),
-            divided=divided(encoding, copy.stream, self._source_type(copy)) if copy.scale else "",
+            divided=divided(encoding, copy.stream, self._source_type(copy), self.plan.staged) if copy.scale else "",
             decode=decoder(encoding) if encoding else "",
             decode_limits=", NATIVE" if encoding and encoding.code in NATIVE else "",
             rotated=bool(encoding and encoding.rotation),

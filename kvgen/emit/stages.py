@@ -88,17 +88,30 @@ class Staging(Indexing):
         summed = list(at) if pairs.halved else [name]
         wide = [f"{value}_wide" if exact else value for value in summed]
         squares = " + ".join(f"{value} * {value}" for value in wide)
-        if exact and pairs.halved:  # the squares are exact in float64: contracted or not, the sum is the same
+        fours = exact and pairs.halved and self._roomy(tile)
+        if fours:
+            squares = f"_squares({name}, {summed[1]}, {self._in_twos(tile, name)})"
+        elif exact and pairs.halved:  # the squares are exact in float64: contracted or not, the sum is the same
             squares = f"tl.fma({wide[0]}, {wide[0]}, {wide[1]} * {wide[1]})"
         return NormContext(
             comment=f"RMS norm over {dims} values, squares summed in {stage.sum}",
             inverse=f"{name}_inverse",
-            widened=tuple(WideContext(*both) for both in zip(wide, summed, strict=True)) if exact else (),
+            widened=tuple(map(WideContext, wide, summed)) if exact and not fours else (),
             total=reduced("tl.sum", squares, tile, kept),
             share=repr(1.0 / dims),
             eps=repr(stage.eps),
             scaled=tuple(self._scaled(copy, stage, value, tile, variables) for value, variables in at.items()),
         )
+
+    def _roomy(self, tile: Tile) -> bool:
+        """Whether every thread has neighbours of a row, two at the least."""
+        threads = 32 * max(self.sched.num_warps, self.sched.few_warps)
+        return None not in tile.sides and math.prod(tile.sides) >= 2 * threads * (2 if self.sched.by_count else 1)
+
+    def _in_twos(self, tile: Tile, stream: str) -> str:
+        """The shape of a tile whose rows are cut in neighbours."""
+        *sides, dims = self._sides(tile, stream)
+        return tuple_text([*sides, str(int(dims) // 2), "2"])
 
     def _scaled(self, copy: Copy, stage: Norm, value: str, tile: Tile, variables: dict[str, Variable]) -> ScaledContext:
         """A value, and the weight of its place in the row."""
