@@ -46,7 +46,7 @@ _TENSORS = ("cos", "cos_sin", "positions", "qkv", "query", "sin")
 
 _STAGES = "num_positions position_height position_time position_width"
 
-_TRANSFERS = "first_head head_tiles in_order item num_items tile"
+_TRANSFERS = "first_head head_tile head_tiles in_order item num_items tile"
 
 _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split() + _STAGES.split() + _TRANSFERS.split())
 """What generated functions and kernels call things that no layout names."""

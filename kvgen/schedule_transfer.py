@@ -28,29 +28,31 @@ STAGED_BYTES = 81920  # of tiles on their way, in shared memory: GPUs have 99 Ki
 STAGED_PER_WARP = 4608  # of all streams
 ASYNC = 4  # bytes of an access that can go to shared memory by itself
 MOST_STAGES = 6
-FEW_STAGES = 3  # where values are worked on or turned, which takes registers
+FEW_STAGES = 3  # where values are worked on or turned, which takes registers,
+FEWEST_STAGES = 2  # as the places of single slots do besides
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Tokens of a tile, the warps that move it, and how many tiles are under way at a time."""
+    """Tokens and heads (None: all) of a tile, the warps that move it, and how many tiles are under way at a time."""
 
     tokens: int
     num_warps: int
     stages: int = 1
+    heads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TransferSchedule:
     """What a program does where there is one for each tile, and where the grid is ``capped``. A tile for each copy.
 
-    ``heads`` of a tile, None for all of them. ``groups`` are the dims of each encoded stream that share a scale, as its
-    tile is cut. ``together``: tokens of a tile, where some share what is made of them all; the tile is padded.
+    The tiles are those of ``plain``, which divides heads if ``capped`` does. ``groups`` are the dims of each encoded
+    stream that share a scale, as its tile is cut. ``together``: tokens of a tile, where some share what is made of them
+    all; the tile is padded.
     """
 
     plain: Program
     capped: Program
-    heads: int | None
     tiles: tuple[Tile, ...]
     groups: dict[str, int | None]
     together: int | None = None
@@ -58,6 +60,10 @@ class TransferSchedule:
     @property
     def most_tokens(self) -> int:
         return max(self.plain.tokens, self.capped.tokens)
+
+    @property
+    def heads(self) -> int | None:
+        return self.plain.heads
 
 
 def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
@@ -71,12 +77,11 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     widest = max(_row(transfer, copy, heads) for copy in plan.copies)
     tiles = tuple(_tile(transfer, copy, groups.get(copy.stream), heads) for copy in plan.copies)
     row = sum(_read(copy, tile) for copy, tile in zip(plan.copies, tiles, strict=True))
-    turned = any(lane(view) == "token" for copy in plan.copies for view in (copy.source, copy.destination))
-    per_warp = ENCODED_PER_WARP if encoded else BYTES_PER_WARP * (2 if turned else 1)
+    per_warp = ENCODED_PER_WARP if encoded else BYTES_PER_WARP * (2 if _turned(plan) else 1)
 
     def program(wanted: int, per_warp: int, most_warps: int) -> Program:
         tokens = padded_side(together) if together > 1 else _tokens(transfer, wanted, least)
-        return Program(tokens, _warps(tokens * widest, per_warp, most_warps))
+        return Program(tokens, _warps(tokens * widest, per_warp, most_warps), heads=heads)
 
     plain = program(budget // widest, per_warp, 16 if together > 1 else 8)
     if together > 1 or any(worked_on_together(side.stream(name)) for side in transfer.sides for name in groups):
@@ -87,11 +92,27 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
         capped = _staged(transfer, plan, program(wanted, 2 * per_warp, 8), row, FEW_STAGES)
     else:
         most = max(2 * budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
-        capped = program(most // widest, per_warp, 16)
-        if capped.tokens * row < FULL_BYTES:
-            few = replace(capped, num_warps=_warps(capped.tokens * row, STAGED_PER_WARP // (2 if turned else 1), 16))
-            capped = _staged(transfer, plan, few, row, FEW_STAGES if turned else MOST_STAGES)
-    return TransferSchedule(plain, capped, heads, tiles, groups, together if together > 1 else None)
+        capped = _filled(transfer, plan, program(most // widest, per_warp, 16), most // widest, row)
+    return TransferSchedule(plain, capped, tiles, groups, together if together > 1 else None)
+
+
+def _turned(plan: Plan) -> bool:
+    return any(lane(view) == "token" for copy in plan.copies for view in (copy.source, copy.destination))
+
+
+def _filled(transfer: Transfer, plan: Plan, program: Program, wanted: int, row: int) -> Program:
+    """A program of a capped grid that moves bytes: with more heads or tiles where a block has too few tokens."""
+    turned, by_slots = _turned(plan), plan.placement == "slots"
+    if program.heads and turned and not (by_slots or plan.fills):
+        times = 1 << max(wanted // program.tokens, 1).bit_length() - 1
+        heads = min(program.heads * times, padded_side(most_heads(transfer)))
+        times, row = heads // program.heads, row * heads // program.heads
+        program = replace(program, heads=heads, num_warps=min(program.num_warps * times, 16))
+    if program.tokens * row >= FULL_BYTES:
+        return program
+    few = replace(program, num_warps=_warps(program.tokens * row, STAGED_PER_WARP // (2 if turned else 1), 16))
+    most = MOST_STAGES if not turned else FEWEST_STAGES if by_slots else FEW_STAGES
+    return _staged(transfer, plan, few, row, most)
 
 
 def _warps(amount: int, per_warp: int, most: int) -> int:

@@ -487,6 +487,15 @@ def test_a_planted_fault_in_what_tokens_share_is_noticed(fault: str) -> None:
     assert any(result.difference for result in report.failures), fault
 
 
+@pytest.mark.parametrize("sides", [("paged_nhd", "paged_x_vector"), ("paged_x_vector", "packed_hnd")], ids="-".join)
+def test_a_capped_grid_takes_more_heads_where_blocks_hold_few_tokens(sides: tuple[str, str]) -> None:
+    what = made(*(f"{{layout: {name}, axes: {{head: 6, dim: 128}}}}" for name in sides))
+    slots, blocks = (schedule_transfer(what, plan) for plan in lower_transfer(what))
+    assert [program.heads for each in (slots, blocks) for program in (each.plain, each.capped)] == [2, 2, 2, 8]
+    assert render_layout(what).count("    head_tile = 2 if programs is None else 8\n") == 1
+    assert_passes(what, "transfer/heads", "transfer/capped", "transfer_blocks/capped")
+
+
 def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
     wide, narrow = "axes: {head: 8, dim: 128}", "axes: {head: 8, dim: 46}"
     cases = {
@@ -500,13 +509,13 @@ def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
     chosen = {}
     for name, case in cases.items():
         what = made(*case)
-        schedule = schedule_transfer(what, lower_transfer(what)[0])
+        schedule = schedule_transfer(what, lower_transfer(what)[-1])  # by blocks
         chosen[name] = schedule.plain, schedule.capped
     assert chosen == {
         "wide": (Program(2, 4), Program(16, 16)),
         "narrow": (Program(4, 4), Program(8, 4, 6)),
         "small blocks": (Program(4, 4), Program(16, 4, 5)),
         "encoded": (Program(2, 4), Program(8, 8, 3)),
-        "from slots": (Program(16, 4), Program(16, 8)),
-        "together": (Program(32, 16), Program(32, 16)),
+        "from slots": (Program(16, 4, heads=2), Program(16, 16, heads=8)),
+        "together": (Program(32, 16, heads=2), Program(32, 16, heads=2)),
     }

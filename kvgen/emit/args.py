@@ -18,9 +18,9 @@ from kvgen.schedule import VECTOR
 
 Role = Literal[
     "pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit", "native",
-    "heads", "aligned", "dtype", "stages", "run",
+    "heads", "head_tile", "aligned", "dtype", "stages", "run",
 ]  # fmt: skip
-CONSTANT = ("tile", "tokens", "flag", "unit", "native", "heads", "aligned", "dtype", "stages", "run")
+CONSTANT = ("tile", "tokens", "flag", "unit", "native", "heads", "head_tile", "aligned", "dtype", "stages", "run")
 """The roles of arguments that are compiled in."""
 
 

@@ -99,9 +99,10 @@ def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
 def _transfer_forms(kernel: TransferKernel) -> Iterator[KernelSpec]:
     """With as many programs as there is work for, and capped."""
     plain, capped = kernel.schedule.plain, kernel.schedule.capped
-    yield _spec(kernel, "", plain.tokens, plain.num_warps)
+    yield _spec(kernel, "", plain.tokens, plain.num_warps, {"head_tile": plain.heads})
     if capped != plain:
-        yield _spec(kernel, "capped", capped.tokens, capped.num_warps, {"stages": capped.stages})
+        given = {"stages": capped.stages, "head_tile": capped.heads}
+        yield _spec(kernel, "capped", capped.tokens, capped.num_warps, given)
 
 
 def _spec(

@@ -9,7 +9,7 @@ from kvgen.emit.encoding import casts
 from kvgen.emit.names import block_size_name, num_blocks_name
 from kvgen.emit.packing import word_type
 from kvgen.emit.sections import CopyContext, Masks, Side
-from kvgen.emit.transfer_half import Half, half_copies, halves
+from kvgen.emit.transfer_half import Half, half_copies, halves, head_tile
 from kvgen.emit.transfer_sections import KernelSide, Move, TransferKernel
 from kvgen.lower import SLOT_NUMBER
 from kvgen.plan import Copy, Plan, View
@@ -66,7 +66,7 @@ class _Builder:
             definitions=tuple(definitions.items()),
             sides=sides,
             moves=moves,
-            head_tile=self.sched.heads or 1,
+            head_tile=head_tile(self.sched),
             step=str(self.sched.together) if self._padded else "TOKENS",
             end=self._end,
             fills=fills,
@@ -296,6 +296,8 @@ class _Builder:
         args.append(Arg("STAGES", "constexpr", "stages", "stages"))
         if self._has_heads:
             args.append(Arg("HEADS", "constexpr", "heads", "heads", compiled=most_heads(self.transfer)))
+        if self.sched.heads != self.sched.capped.heads:
+            args.append(Arg("HEAD_TILE", "constexpr", "head_tile", "head_tile"))
         if any(_tables(self.transfer, half) for half in self.halves):
             args.append(Arg("ALIGNED", "constexpr", "aligned", "aligned"))
         if self.chooses_type:

@@ -33,6 +33,11 @@ def half_copies(copy: Copy) -> tuple[Copy, Copy]:
     return read, replace(copy, source=values, scale=onto.scale, zero=onto.zero, outer=onto.outer, onto=Params())
 
 
+def head_tile(sched: TransferSchedule) -> str:
+    """How many heads a tile has, where they are divided."""
+    return str(sched.heads or 1) if sched.heads == sched.capped.heads else "HEAD_TILE"
+
+
 class Half(Builder):
     """One side of a transfer: addresses and sections of its cache, over tiles that both sides share."""
 
@@ -41,6 +46,7 @@ class Half(Builder):
         warps = sched.plain.num_warps
         super().__init__(layout, plan, Schedule(2, True, heads, warps, warps, sched.tiles))  # of two tokens: masked
         self.transfer, self.groups, self.divided = transfer, sched.groups, sched.heads is not None
+        self.head_tile = head_tile(sched)
         self.stride_unit = _stride_unit(layout, plan)
         self.scalar_block = plan.placement == "blocks" and self._whole_blocks(sched)
         # Tokens of a block that are not moved can be read with the others; without a mask on them accesses are wide.
@@ -88,8 +94,9 @@ class Half(Builder):
             return None
         if side is None:
             self.tiles["HEADS_TILE"] = Arg("HEADS_TILE", "constexpr", "triton.next_power_of_2(heads)", "tile")
+        tile = self.head_tile if self.divided else "HEADS_TILE" if side is None else side
         first = "first_head + " if self.divided else ""
-        self.definitions[name] = f"{first}tl.arange(0, {'HEADS_TILE' if side is None else side}).to(tl.int64)"
+        self.definitions[name] = f"{first}tl.arange(0, {tile}).to(tl.int64)"
         return "HEADS"
 
     def _group(self, stream: str) -> int | None:

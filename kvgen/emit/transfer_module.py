@@ -75,6 +75,7 @@ class TransferFunction:
     covered: str
     times: str
     tokens: str
+    head_tile: str  # where a capped grid has another
     stages: str
     step: str
     options: str
@@ -190,8 +191,9 @@ def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
         aligned=" and ".join(f"{table}_table.aligned" for side in kernel.sides for table in side.tables),
         covered=", ".join(f"{side.prefix}count * {side.block_size}" for side in sides),
         times=(" * num_layers" if transfer.layers == "all" else "")
-        + (f" * triton.cdiv(heads, {sched.heads})" if sched.heads else ""),
+        + (f" * triton.cdiv(heads, {kernel.head_tile.lower()})" if sched.heads else ""),
         tokens=_unless_capped(sched.plain.tokens, sched.capped.tokens),
+        head_tile=_unless_capped(sched.heads, sched.capped.heads) if sched.heads != sched.capped.heads else "",
         stages=_stages(sched.capped.stages),
         step=str(sched.together or "tokens"),
         options=_options(kernel, encoded),

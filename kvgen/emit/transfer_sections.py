@@ -76,7 +76,7 @@ class TransferKernel:
     definitions: tuple[tuple[str, str], ...]
     sides: tuple[KernelSide, ...]
     moves: tuple[Move, ...]
-    head_tile: int
+    head_tile: str
     step: str  # tokens from one tile to the next
     end: str  # where the tokens of a tile end
     fills: tuple[FillContext, ...]
@@ -91,7 +91,7 @@ class TransferKernel:
 
     @property
     def tile_summary(self) -> str:
-        heads = f"{self.schedule.heads} heads" if self.schedule.heads else "all heads"
+        heads = f"{self.head_tile} heads" if self.schedule.heads else "all heads"
         return f"Move {' and '.join(self.plan.streams)} of a tile: TOKENS tokens, {heads}."
 
     @property
