@@ -133,6 +133,10 @@ def skeleton(text: str) -> list[str]:
     plain = re.sub(r"\bkvgen_\w+_[0-9a-f]{8}\b", "operators", ast.unparse(tree))  # a namespace with a digest
     plain = re.sub(r"\b[zZ]_", "", plain)
     plain = re.sub(r"(_mod)\d+\b", r"\1N", plain)  # the stride of a digit of raw codes
+    # Whether strides are counted in units depends on what divides them.
+    plain = re.sub(r"(?s)\ndef _stride_unit\(.*?\n\n", "\n", plain)
+    plain = re.sub(r"(?m)^ *stride_unit = .*\n|, (STRIDE_UNIT: tl\.constexpr|stride_unit)\b", "", plain)
+    plain = re.sub(r" (//|\*) (stride_unit|STRIDE_UNIT)\b", "", plain)
     return re.sub(r"\b\d+\b", "N", plain).splitlines()
 
 

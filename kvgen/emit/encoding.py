@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from kvgen.axes import Digit
 from kvgen.emit.sections import Masks, ScaleContext, Side, ZeroContext
@@ -152,10 +153,12 @@ def regroup(view: View, scale: Scale, extents: dict[str, int | None]) -> tuple[V
 
 STORED_AS = {"float32": "", "float16": "_to_scale_float16", "bfloat16": "_to_scale_bfloat16", "uint8": "_to_uint8"}
 NO_MASKS = Masks("", "", "", "")
+Loaded = Literal["early", "placed", "late"]
+"""When a scale is loaded: with the values of all streams, behind them, or where it is used."""
 
 
 def build_zero(
-    encoding: Encoding, stream: str, side: Side, masks: Masks, tile: Tile, kept: Sequence[str], bounds: str
+    encoding: Encoding, stream: str, side: Side, masks: Masks, tile: Tile, kept: Sequence[str], bounds: str, own: str
 ) -> ZeroContext:
     """Everything a section says of its zero. Lanes outside ``bounds`` are no part of a group."""
     inside = f", {bounds}" if bounds else ""
@@ -171,6 +174,7 @@ def build_zero(
         last=repr(float(encoding.clamp[1])),
         stored_as=STORED_AS[zero.dtype],
         decode="_to_float32",
+        own=own,
     )
 
 
@@ -220,15 +224,16 @@ def build_scale(
     outer: Side = Side(""),  # noqa: B008
     outer_masks: Masks = NO_MASKS,
     zeroed: bool = False,
-    early: bool = False,
+    loaded: Loaded = "late",
     lift: str = "",
     groups: str = "",
     shaped: str = "",
     sizes: str = "",
 ) -> ScaleContext:
     """Everything a section says of its scale; ``lift`` is the type that values came in where scales are lifted."""
-    handed = scale.scale or scale
-    given = handed.argument if early else "outer" if scale.scale else "scale"
+    # Each stream has a name of its own for a scale that several share: tiles differ.
+    own, outers = ("scale", "outer") if loaded == "late" else (f"{stream}_scale", f"{stream}_scale_scale")
+    given = outers if scale.scale else own
     e8m0 = scale.dtype == "float8_e8m0fnu"
     at_once = _at_once(scale) and not zeroed
     formats = {"float8_e4m3fn": "_fp8_e4m3_codes", "float8_e8m0fnu": f"_e8m0_codes_{scale.exponent}"}
@@ -267,7 +272,9 @@ def build_scale(
         inverse=scale.given == "inverse",
         groups=groups,
         sizes=sizes,
+        own=own,
         given=given,
-        early=early,
-        late=not early,
+        early=loaded == "early",
+        placed=loaded == "placed",
+        late=loaded == "late",
     )

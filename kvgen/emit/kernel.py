@@ -9,6 +9,7 @@ from kvgen.emit.args import Arg, data_args, placement_args, position_args, rotat
 from kvgen.emit.codebook import groups, rotation, scales, sides
 from kvgen.emit.encoding import (
     NATIVE,
+    Loaded,
     build_scale,
     build_zero,
     casts,
@@ -149,8 +150,13 @@ class Builder(Staging):
         return tuple(PositionContext(name, offset) for name, offset in zip(names, offsets, strict=True))
 
     def _loads_first(self) -> bool:
-        """Whether all loads come before all work and stores; what is worked on twice is loaded for each."""
-        return self.plan.kind == "append" and len(self.plan.streams) == sum(not again for again in self._again())
+        """Whether all loads come before all work and stores; what is worked on twice is loaded for each.
+
+        Gathered codes of codebooks are not: values that wait for their turn would be spilled.
+        """
+        if self.plan.kind == "transfer" or (self.plan.kind == "gather" and any(map(self._by_norm, self.plan.streams))):
+            return False
+        return len(self.plan.streams) == sum(not again for again in self._again())
 
     def _again(self) -> list[bool]:
         """Which copies store what the one before has left: a stream's second ones in the same tile, under one scale."""
@@ -417,10 +423,17 @@ class Builder(Staging):
         mode = self.layout.stream(copy.stream).encoding.mode
         largest = f"_amax({reduced('tl.max', f'_counted({copy.stream})', tile, kept)})"
         norm = (groups(tile), scales(tile, kept), f"_{mode}_sizes") if self._by_norm(copy.stream) else ()
-        early = self._ahead and not self._by_token(copy, scale.scale or scale)
-        zeroed = copy.zero is not None
+        zeroed, loaded = copy.zero is not None, self._loaded(copy, scale.scale or scale)
         lift = self._source_type(copy) if lifted(self.layout.stream(copy.stream).encoding) else ""
-        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, early, lift, *norm)
+        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, loaded, lift, *norm)
+
+    def _loaded(self, copy: Copy, handed: Scale) -> Loaded:
+        """When the scale that is handed in is loaded; of a gather all is."""
+        if self.plan.kind == "gather":
+            return "placed" if self._loads_first() else "late"
+        if self._ahead and not self._by_token(copy, handed):
+            return "early"
+        return "placed" if self._ahead and self._loads_first() and not handed.dynamic else "late"
 
     def _source_type(self, copy: Copy) -> str:
         """The type whose values are to be divided by a scale: short ones are divided more easily."""
@@ -444,7 +457,8 @@ class Builder(Staging):
         side, masks, kept = self._param(copy, copy.zero, encoding.scale, kind, "zero", tile, variables)
         _, bounds = self._variables(copy.stream, tile)
         bounds = [*self._counted(copy, subscript(variables["token"].position, len(tile.order))), *bounds]
-        return build_zero(encoding, copy.stream, side, masks, tile, kept, " & ".join(bounds))
+        own = "zero" if self._loaded(copy, encoding.scale) == "late" else f"{copy.stream}_zero"
+        return build_zero(encoding, copy.stream, side, masks, tile, kept, " & ".join(bounds), own)
 
     def _by_token(self, copy: Copy, scale: Scale) -> bool:
         """Whether the tokens of a tile have scales of their own."""

@@ -83,8 +83,10 @@ class ScaleContext:
     inverse: bool  # whether the inverse is handed in
     groups: str  # where it is the norm of a group: how many a tile has,
     sizes: str  # and the function that gives centroids
-    given: str  # the name of what is handed in: the scale, or the one that it is counted in
-    early: bool  # whether that is loaded with the values,
+    own: str  # the name of the scale as it is loaded,
+    given: str  # and of what is handed in: that one, or the one that it is counted in
+    early: bool  # whether it is loaded with the values,
+    placed: bool  # behind them, since it depends on the slot,
     late: bool  # or where it is used
 
 
@@ -101,6 +103,7 @@ class ZeroContext:
     last: str  # the largest code
     stored_as: str
     decode: str
+    own: str  # its name as it is loaded
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kvgen.axes import Axis
 from kvgen.emit.args import Arg, stride_factors
+from kvgen.emit.encoding import Loaded
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.kernel import Builder
 from kvgen.emit.packing import repack
@@ -114,6 +115,9 @@ class Half(Builder):
 
     def _in_halves(self, context: CopyContext, copy: Copy, tile: Tile) -> CopyContext:
         return context  # values come as the other side has them
+
+    def _loaded(self, copy: Copy, handed: Scale) -> Loaded:
+        return "late"  # the kernel of a transfer says itself what is read first
 
     def _present(self, copy: Copy, scale: Scale, token: str, kept: list[str]) -> list[str]:
         """What tokens share is written where any of them is moved."""
