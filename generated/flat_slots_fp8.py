@@ -658,7 +658,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
                 value_cache.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
@@ -767,7 +767,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -1409,7 +1409,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + slot_number[:, None, None] * key_cache_stride_token
@@ -1418,9 +1418,20 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scale_ptr)
+    value = tl.load(
+        value_cache_ptr
+        + slot_number[:, None, None] * value_cache_stride_token
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scale_ptr)
+
+    # key from key_cache, fp8_e4m3 with a given scale per tensor
     key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1433,17 +1444,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per tensor
-    value = tl.load(
-        value_cache_ptr
-        + slot_number[:, None, None] * value_cache_stride_token
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1508,7 +1510,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + slot_number[:, None, None] * key_cache_stride_token
@@ -1517,9 +1519,20 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scale_ptr)
+    value = tl.load(
+        value_cache_ptr
+        + slot_number[:, None, None] * value_cache_stride_token
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scale_ptr)
+
+    # key from key_cache, fp8_e4m3 with a given scale per tensor
     key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1532,17 +1545,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per tensor
-    value = tl.load(
-        value_cache_ptr
-        + slot_number[:, None, None] * value_cache_stride_token
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1589,7 +1593,7 @@ def _gather_codes_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + slot_number[:, None, None] * key_cache_stride_token
@@ -1598,6 +1602,16 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value = tl.load(
+        value_cache_ptr
+        + slot_number[:, None, None] * value_cache_stride_token
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1608,14 +1622,6 @@ def _gather_codes_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + slot_number[:, None, None] * value_cache_stride_token
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1675,7 +1681,7 @@ def _gather_codes_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + slot_number[:, None, None] * key_cache_stride_token
@@ -1684,6 +1690,16 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value = tl.load(
+        value_cache_ptr
+        + slot_number[:, None, None] * value_cache_stride_token
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1694,14 +1710,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + slot_number[:, None, None] * value_cache_stride_token
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token

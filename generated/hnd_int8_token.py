@@ -647,7 +647,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales,
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -784,7 +784,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1506,7 +1506,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, int8 with a scale per token
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1516,13 +1516,29 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _int8_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr + block[:, None, None] * key_scales_stride_block + slot[:, None, None],
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + head[None, :, None] * value_cache_stride_head
+        + slot[:, None, None] * value_cache_stride_slot
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr + block[:, None, None] * value_scales_stride_block + slot[:, None, None],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int8 with a scale per token
+    key = _int8_values(key)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1535,22 +1551,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, int8 with a scale per token
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + head[None, :, None] * value_cache_stride_head
-        + slot[:, None, None] * value_cache_stride_slot
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _int8_values(value)
-    scale = tl.load(
-        value_scales_ptr + block[:, None, None] * value_scales_stride_block + slot[:, None, None],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1621,7 +1623,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, int8 with a scale per token
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1631,13 +1633,29 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _int8_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr + block[:, None, None] * key_scales_stride_block + slot[:, None, None],
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + head[None, :, None] * value_cache_stride_head
+        + slot[:, None, None] * value_cache_stride_slot
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr + block[:, None, None] * value_scales_stride_block + slot[:, None, None],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int8 with a scale per token
+    key = _int8_values(key)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1650,22 +1668,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, int8 with a scale per token
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + head[None, :, None] * value_cache_stride_head
-        + slot[:, None, None] * value_cache_stride_slot
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _int8_values(value)
-    scale = tl.load(
-        value_scales_ptr + block[:, None, None] * value_scales_stride_block + slot[:, None, None],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1727,7 +1731,7 @@ def _gather_codes_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1737,6 +1741,19 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scales_ptr + block * key_scales_stride_block + slot, mask=valid, other=0)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + head[None, :, None] * value_cache_stride_head
+        + slot[:, None, None] * value_cache_stride_slot
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scales_ptr + block * value_scales_stride_block + slot, mask=valid, other=0)
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1747,19 +1764,9 @@ def _gather_codes_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(key_scales_ptr + block * key_scales_stride_block + slot, mask=valid, other=0)
     tl.store(key_scale_out_ptr + token * key_scale_out_stride_token, key_scale, mask=written)
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + head[None, :, None] * value_cache_stride_head
-        + slot[:, None, None] * value_cache_stride_slot
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1770,7 +1777,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(value_scales_ptr + block * value_scales_stride_block + slot, mask=valid, other=0)
     tl.store(value_scale_out_ptr + token * value_scale_out_stride_token, value_scale, mask=written)
 
 
@@ -1838,7 +1844,7 @@ def _gather_codes_paged_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1848,6 +1854,19 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scales_ptr + block * key_scales_stride_block + slot, mask=valid, other=0)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + head[None, :, None] * value_cache_stride_head
+        + slot[:, None, None] * value_cache_stride_slot
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scales_ptr + block * value_scales_stride_block + slot, mask=valid, other=0)
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1858,19 +1877,9 @@ def _gather_codes_paged_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(key_scales_ptr + block * key_scales_stride_block + slot, mask=valid, other=0)
     tl.store(key_scale_out_ptr + token * key_scale_out_stride_token, key_scale, mask=written)
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + head[None, :, None] * value_cache_stride_head
-        + slot[:, None, None] * value_cache_stride_slot
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1881,7 +1890,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(value_scales_ptr + block * value_scales_stride_block + slot, mask=valid, other=0)
     tl.store(value_scale_out_ptr + token * value_scale_out_stride_token, value_scale, mask=written)
 
 

@@ -294,7 +294,7 @@ def gather(kv_buffer, slots, *, layer, out=None, zero_skipped=False):
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](key_out, value_out, kv_buffer, slots, layer, *numbers, num_warps=4)
+            compiled = _gather_kernel[grid](key_out, value_out, kv_buffer, slots, layer, *numbers, num_warps=2)
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped, num_layers=num_layers)
     return key_out, value_out
 
@@ -381,7 +381,7 @@ def gather_paged(
         )
         with _on(device):
             compiled = _gather_paged_kernel[grid](
-                key_out, value_out, kv_buffer, block_table, seq_lens, cu_seq_lens, starts, layer, *numbers, num_warps=4
+                key_out, value_out, kv_buffer, block_table, seq_lens, cu_seq_lens, starts, layer, *numbers, num_warps=2
             )
         _gather_paged_kept.keep(
             compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None, num_layers=num_layers
@@ -966,7 +966,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_buffer
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_buffer_ptr
         + block[:, None, None] * kv_buffer_stride_block
@@ -977,16 +977,6 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_buffer
     value = tl.load(
         kv_buffer_ptr
         + kv_buffer_stride_kv
@@ -998,6 +988,18 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_buffer
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_buffer
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1070,7 +1072,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_buffer
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_buffer_ptr
         + block[:, None, None] * kv_buffer_stride_block
@@ -1081,16 +1083,6 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_buffer
     value = tl.load(
         kv_buffer_ptr
         + kv_buffer_stride_kv
@@ -1102,6 +1094,18 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_buffer
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_buffer
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token

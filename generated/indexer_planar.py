@@ -355,22 +355,20 @@ def gather_codes(index_cache, slots, *, out=None, zero_skipped=False):
         "key_scale_out", key_scale_out, num_tokens, (1,), (torch.float32,), device, exact=True
     )
     _check_separate("key_out", key_out, "key_scale_out", key_scale_out)
-    tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 8),)
         numbers = (
             num_slots,
             num_tokens,
             index_cache.stride(0),
             key_out.stride(0),
             key_scale_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
             compiled = _gather_codes_kernel[grid](
-                key_out.view(torch.uint8), key_scale_out, index_cache, slots, *numbers, num_warps=4
+                key_out.view(torch.uint8), key_scale_out, index_cache, slots, *numbers, num_warps=1
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out
@@ -429,10 +427,9 @@ def gather_codes_paged(
     )
     _check_separate("key_out", key_out, "key_scale_out", key_scale_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
-    tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 8),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -443,7 +440,6 @@ def gather_codes_paged(
             index_cache.stride(0),
             key_out.stride(0),
             key_scale_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -456,7 +452,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out
@@ -919,18 +915,20 @@ def _gather_kernel(
     slot = slot_number % BLOCK_SIZE
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from index_cache, fp8_e4m3 with a scale per token
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         index_cache_ptr + block[:, None] * index_cache_stride_block + slot[:, None] * 128 + dim[None, :],
         mask=valid[:, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
+    key_scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
-    scale = tl.load(scale_ptrs + slot[:, None] + 2048, mask=valid[:, None], other=0)
-    scale = _to_float32(scale)
+    key_scale = tl.load(key_scale_ptrs + slot[:, None] + 2048, mask=valid[:, None], other=0)
+
+    # key from index_cache, fp8_e4m3 with a scale per token
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(key_out_ptr + token[:, None] * key_out_stride_token + dim[None, :], key, mask=written[:, None])
@@ -979,18 +977,20 @@ def _gather_paged_kernel(
     slot = slot_number % BLOCK_SIZE
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from index_cache, fp8_e4m3 with a scale per token
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         index_cache_ptr + block[:, None] * index_cache_stride_block + slot[:, None] * 128 + dim[None, :],
         mask=valid[:, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
+    key_scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
-    scale = tl.load(scale_ptrs + slot[:, None] + 2048, mask=valid[:, None], other=0)
-    scale = _to_float32(scale)
+    key_scale = tl.load(key_scale_ptrs + slot[:, None] + 2048, mask=valid[:, None], other=0)
+
+    # key from index_cache, fp8_e4m3 with a scale per token
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(key_out_ptr + token[:, None] * key_out_stride_token + dim[None, :], key, mask=written[:, None])
@@ -1007,10 +1007,10 @@ def _gather_codes_kernel(
     index_cache_stride_block,
     key_out_stride_token,
     key_scale_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale of TOKENS tokens."""
+    """One program reads key and key_scale of 8 tokens."""
+    TOKENS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 64
 
@@ -1025,19 +1025,21 @@ def _gather_codes_kernel(
     slot = slot_number % BLOCK_SIZE
     key_dim = tl.arange(0, KEY_DIM)
 
-    # key from index_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         index_cache_ptr + block[:, None] * index_cache_stride_block + slot[:, None] * 128 + key_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
-    tl.store(key_out_ptr + token[:, None] * key_out_stride_token + key_dim[None, :], key, mask=written[:, None])
-
-    # key_scale from index_cache
     key_scale_ptrs = (index_cache_ptr + block * index_cache_stride_block).to(
         tl.pointer_type(key_scale_out_ptr.dtype.element_ty), bitcast=True
     )
     key_scale = tl.load(key_scale_ptrs + slot + 2048, mask=valid, other=0)
+
+    # key from index_cache
+    tl.store(key_out_ptr + token[:, None] * key_out_stride_token + key_dim[None, :], key, mask=written[:, None])
+
+    # key_scale from index_cache
     tl.store(key_scale_out_ptr + token * key_scale_out_stride_token, key_scale, mask=written)
 
 
@@ -1061,10 +1063,10 @@ def _gather_codes_paged_kernel(
     index_cache_stride_block,
     key_out_stride_token,
     key_scale_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale of TOKENS tokens."""
+    """One program reads key and key_scale of 8 tokens."""
+    TOKENS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 64
 
@@ -1085,19 +1087,21 @@ def _gather_codes_paged_kernel(
     slot = slot_number % BLOCK_SIZE
     key_dim = tl.arange(0, KEY_DIM)
 
-    # key from index_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         index_cache_ptr + block[:, None] * index_cache_stride_block + slot[:, None] * 128 + key_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
-    tl.store(key_out_ptr + token[:, None] * key_out_stride_token + key_dim[None, :], key, mask=written[:, None])
-
-    # key_scale from index_cache
     key_scale_ptrs = (index_cache_ptr + block * index_cache_stride_block).to(
         tl.pointer_type(key_scale_out_ptr.dtype.element_ty), bitcast=True
     )
     key_scale = tl.load(key_scale_ptrs + slot + 2048, mask=valid, other=0)
+
+    # key from index_cache
+    tl.store(key_out_ptr + token[:, None] * key_out_stride_token + key_dim[None, :], key, mask=written[:, None])
+
+    # key_scale from index_cache
     tl.store(key_scale_out_ptr + token * key_scale_out_stride_token, key_scale, mask=written)
 
 

@@ -278,7 +278,7 @@ def gather(kv_chunk, slots, *, layer, out=None, zero_skipped=False):
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](key_out, value_out, kv_chunk, slots, layer, *numbers, num_warps=4)
+            compiled = _gather_kernel[grid](key_out, value_out, kv_chunk, slots, layer, *numbers, num_warps=2)
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped, num_layers=num_layers)
     return key_out, value_out
 
@@ -354,7 +354,7 @@ def gather_paged(
         )
         with _on(device):
             compiled = _gather_paged_kernel[grid](
-                key_out, value_out, kv_chunk, block_table, seq_lens, cu_seq_lens, starts, layer, *numbers, num_warps=4
+                key_out, value_out, kv_chunk, block_table, seq_lens, cu_seq_lens, starts, layer, *numbers, num_warps=2
             )
         _gather_paged_kept.keep(
             compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None, num_layers=num_layers
@@ -906,7 +906,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_chunk
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_chunk_ptr
         + layer * kv_chunk_stride_layer
@@ -916,16 +916,6 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_chunk
     value = tl.load(
         kv_chunk_ptr
         + kv_chunk_stride_kv
@@ -936,6 +926,18 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_chunk
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_chunk
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1003,7 +1005,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_chunk
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_chunk_ptr
         + layer * kv_chunk_stride_layer
@@ -1013,16 +1015,6 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_chunk
     value = tl.load(
         kv_chunk_ptr
         + kv_chunk_stride_kv
@@ -1033,6 +1025,18 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_chunk
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_chunk
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token

@@ -97,7 +97,7 @@ def append(latent, rope, cache, slot_mapping):
         grid = (triton.cdiv(num_tokens, 2),)
         numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0), rope.stride(0))
         with _on(device):
-            compiled = _append_kernel[grid](latent, rope, cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_kernel[grid](latent, rope, cache, slot_mapping, *numbers, num_warps=1)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -123,7 +123,7 @@ def append_latent(latent, cache, slot_mapping):
         grid = (triton.cdiv(num_tokens, 2),)
         numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0))
         with _on(device):
-            compiled = _append_latent_kernel[grid](latent, cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_latent_kernel[grid](latent, cache, slot_mapping, *numbers, num_warps=1)
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -194,7 +194,7 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent, rope, cache, block_table, positions, request_ids, *numbers, num_warps=2
+                latent, rope, cache, block_table, positions, request_ids, *numbers, num_warps=1
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -226,10 +226,9 @@ def gather(cache, slots, *, out=None, zero_skipped=False):
     latent_out = _check_stream("latent_out", latent_out, num_tokens, (LATENT_DIM,), (cache.dtype,), device, exact=True)
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -237,11 +236,10 @@ def gather(cache, slots, *, out=None, zero_skipped=False):
             cache.stride(1),
             latent_out.stride(0),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](latent_out, rope_out, cache, slots, *numbers, num_warps=8)
+            compiled = _gather_kernel[grid](latent_out, rope_out, cache, slots, *numbers, num_warps=1)
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, rope_out
 
@@ -292,10 +290,9 @@ def gather_paged(
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -307,12 +304,11 @@ def gather_paged(
             cache.stride(1),
             latent_out.stride(0),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
             compiled = _gather_paged_kernel[grid](
-                latent_out, rope_out, cache, block_table, seq_lens, cu_seq_lens, starts, *numbers, num_warps=8
+                latent_out, rope_out, cache, block_table, seq_lens, cu_seq_lens, starts, *numbers, num_warps=1
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, rope_out
@@ -839,10 +835,10 @@ def _gather_kernel(
     cache_stride_slot,
     latent_out_stride_token,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -859,22 +855,24 @@ def _gather_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from cache
     rope = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -899,10 +897,10 @@ def _gather_paged_kernel(
     cache_stride_slot,
     latent_out_stride_token,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -925,22 +923,24 @@ def _gather_paged_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from cache
     rope = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 

@@ -119,7 +119,7 @@ def append(latent, rope, key_cache, value_cache, slot_mapping):
             rope.stride(0),
         )
         with _on(device):
-            compiled = _append_kernel[grid](latent, rope, key_cache, value_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_kernel[grid](latent, rope, key_cache, value_cache, slot_mapping, *numbers, num_warps=1)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -156,7 +156,7 @@ def append_latent(latent, key_cache, value_cache, slot_mapping):
             value_cache.stride(1),
         )
         with _on(device):
-            compiled = _append_latent_kernel[grid](latent, key_cache, value_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_latent_kernel[grid](latent, key_cache, value_cache, slot_mapping, *numbers, num_warps=1)
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -232,7 +232,7 @@ def append_positions(latent, rope, key_cache, value_cache, block_table, position
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent, rope, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=2
+                latent, rope, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=1
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -267,10 +267,9 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -278,11 +277,10 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
             key_cache.stride(1),
             latent_out.stride(0),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](latent_out, rope_out, key_cache, slots, *numbers, num_warps=8)
+            compiled = _gather_kernel[grid](latent_out, rope_out, key_cache, slots, *numbers, num_warps=1)
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped, _kind(value_cache))
     return latent_out, rope_out
 
@@ -345,10 +343,9 @@ def gather_paged(
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (key_cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -360,12 +357,11 @@ def gather_paged(
             key_cache.stride(1),
             latent_out.stride(0),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
             compiled = _gather_paged_kernel[grid](
-                latent_out, rope_out, key_cache, block_table, seq_lens, cu_seq_lens, starts, *numbers, num_warps=8
+                latent_out, rope_out, key_cache, block_table, seq_lens, cu_seq_lens, starts, *numbers, num_warps=1
             )
         _gather_paged_kept.keep(
             compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None, _kind(value_cache)
@@ -985,10 +981,10 @@ def _gather_kernel(
     key_cache_stride_slot,
     latent_out_stride_token,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -1005,7 +1001,7 @@ def _gather_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from key_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1014,11 +1010,6 @@ def _gather_kernel(
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from key_cache
     rope = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1028,6 +1019,13 @@ def _gather_kernel(
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from key_cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from key_cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1052,10 +1050,10 @@ def _gather_paged_kernel(
     key_cache_stride_slot,
     latent_out_stride_token,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -1078,7 +1076,7 @@ def _gather_paged_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from key_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1087,11 +1085,6 @@ def _gather_paged_kernel(
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from key_cache
     rope = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1101,6 +1094,13 @@ def _gather_paged_kernel(
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from key_cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from key_cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 

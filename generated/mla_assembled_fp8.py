@@ -584,10 +584,9 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
         "rope_out", rope_out, num_tokens, (64,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -595,7 +594,6 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
             key_cache.stride(1),
             latent_out.stride(0),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -605,7 +603,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
                 key_cache.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped, _kind(value_cache))
     return latent_out, rope_out
@@ -676,10 +674,9 @@ def gather_codes_paged(
     )
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -691,7 +688,6 @@ def gather_codes_paged(
             key_cache.stride(1),
             latent_out.stride(0),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -704,7 +700,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_paged_kept.keep(
             compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None, _kind(value_cache)
@@ -1439,7 +1435,7 @@ def _gather_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1448,16 +1444,7 @@ def _gather_kernel(
         mask=valid[:, None],
         other=0,
     )
-    latent = _fp8_e4m3_values(latent, NATIVE)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
-    latent = latent * scale
-    latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from key_cache, fp8_e4m3 with a given scale per tensor
+    latent_scale = tl.load(latent_scale_ptr)
     rope = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1467,9 +1454,20 @@ def _gather_kernel(
         mask=valid[:, None],
         other=0,
     )
+    rope_scale = tl.load(rope_scale_ptr)
+
+    # latent from key_cache, fp8_e4m3 with a given scale per tensor
+    latent = _fp8_e4m3_values(latent, NATIVE)
+    scale = _to_float32(latent_scale)
+    latent = latent * scale
+    latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from key_cache, fp8_e4m3 with a given scale per tensor
     rope = _fp8_e4m3_values(rope, NATIVE)
-    scale = tl.load(rope_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(rope_scale)
     rope = rope * scale
     rope = _rounded(rope, rope_out_ptr.dtype.element_ty)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
@@ -1525,7 +1523,7 @@ def _gather_paged_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1534,16 +1532,7 @@ def _gather_paged_kernel(
         mask=valid[:, None],
         other=0,
     )
-    latent = _fp8_e4m3_values(latent, NATIVE)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
-    latent = latent * scale
-    latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from key_cache, fp8_e4m3 with a given scale per tensor
+    latent_scale = tl.load(latent_scale_ptr)
     rope = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1553,9 +1542,20 @@ def _gather_paged_kernel(
         mask=valid[:, None],
         other=0,
     )
+    rope_scale = tl.load(rope_scale_ptr)
+
+    # latent from key_cache, fp8_e4m3 with a given scale per tensor
+    latent = _fp8_e4m3_values(latent, NATIVE)
+    scale = _to_float32(latent_scale)
+    latent = latent * scale
+    latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from key_cache, fp8_e4m3 with a given scale per tensor
     rope = _fp8_e4m3_values(rope, NATIVE)
-    scale = tl.load(rope_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(rope_scale)
     rope = rope * scale
     rope = _rounded(rope, rope_out_ptr.dtype.element_ty)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
@@ -1573,10 +1573,10 @@ def _gather_codes_kernel(
     key_cache_stride_slot,
     latent_out_stride_token,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -1593,7 +1593,7 @@ def _gather_codes_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from key_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1602,11 +1602,6 @@ def _gather_codes_kernel(
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from key_cache
     rope = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1616,6 +1611,13 @@ def _gather_codes_kernel(
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from key_cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from key_cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1640,10 +1642,10 @@ def _gather_codes_paged_kernel(
     key_cache_stride_slot,
     latent_out_stride_token,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -1666,7 +1668,7 @@ def _gather_codes_paged_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from key_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1675,11 +1677,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from key_cache
     rope = tl.load(
         key_cache_ptr
         + block[:, None] * key_cache_stride_block
@@ -1689,6 +1686,13 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from key_cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from key_cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 

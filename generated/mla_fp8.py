@@ -517,10 +517,9 @@ def gather_codes(cache, slots, *, out=None, zero_skipped=False):
         "rope_out", rope_out, num_tokens, (64,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -528,7 +527,6 @@ def gather_codes(cache, slots, *, out=None, zero_skipped=False):
             cache.stride(1),
             latent_out.stride(0),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -538,7 +536,7 @@ def gather_codes(cache, slots, *, out=None, zero_skipped=False):
                 cache.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, rope_out
@@ -597,10 +595,9 @@ def gather_codes_paged(
     )
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -612,7 +609,6 @@ def gather_codes_paged(
             cache.stride(1),
             latent_out.stride(0),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -625,7 +621,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, rope_out
@@ -1253,15 +1249,23 @@ def _gather_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
+    latent_scale = tl.load(latent_scale_ptr)
+    rope = tl.load(
+        cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
+        mask=valid[:, None],
+        other=0,
+    )
+    rope_scale = tl.load(rope_scale_ptr)
+
+    # latent from cache, fp8_e4m3 with a given scale per tensor
     latent = _fp8_e4m3_values(latent, NATIVE)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(latent_scale)
     latent = latent * scale
     latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
     tl.store(
@@ -1269,14 +1273,8 @@ def _gather_kernel(
     )
 
     # rope from cache, fp8_e4m3 with a given scale per tensor
-    rope = tl.load(
-        cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
-        mask=valid[:, None],
-        other=0,
-    )
     rope = _fp8_e4m3_values(rope, NATIVE)
-    scale = tl.load(rope_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(rope_scale)
     rope = rope * scale
     rope = _rounded(rope, rope_out_ptr.dtype.element_ty)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
@@ -1332,15 +1330,23 @@ def _gather_paged_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
+    latent_scale = tl.load(latent_scale_ptr)
+    rope = tl.load(
+        cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
+        mask=valid[:, None],
+        other=0,
+    )
+    rope_scale = tl.load(rope_scale_ptr)
+
+    # latent from cache, fp8_e4m3 with a given scale per tensor
     latent = _fp8_e4m3_values(latent, NATIVE)
-    scale = tl.load(latent_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(latent_scale)
     latent = latent * scale
     latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
     tl.store(
@@ -1348,14 +1354,8 @@ def _gather_paged_kernel(
     )
 
     # rope from cache, fp8_e4m3 with a given scale per tensor
-    rope = tl.load(
-        cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
-        mask=valid[:, None],
-        other=0,
-    )
     rope = _fp8_e4m3_values(rope, NATIVE)
-    scale = tl.load(rope_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(rope_scale)
     rope = rope * scale
     rope = _rounded(rope, rope_out_ptr.dtype.element_ty)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
@@ -1373,10 +1373,10 @@ def _gather_codes_kernel(
     cache_stride_slot,
     latent_out_stride_token,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -1393,22 +1393,24 @@ def _gather_codes_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from cache
     rope = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1433,10 +1435,10 @@ def _gather_codes_paged_kernel(
     cache_stride_slot,
     latent_out_stride_token,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -1459,22 +1461,24 @@ def _gather_codes_paged_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from cache
     rope = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + rope_dim[None, :] + 512,
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 

@@ -444,10 +444,9 @@ def gather_codes(cache, slots, *, dtype=None, out=None, zero_skipped=False):
     )
     _check_separate("latent_out", latent_out, "latent_scale_out", latent_scale_out, "rope_out", rope_out)
     stride_unit = _stride_unit(4, latent_scale_out.stride(0))
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -457,12 +456,11 @@ def gather_codes(cache, slots, *, dtype=None, out=None, zero_skipped=False):
             latent_scale_out.stride(0) // stride_unit,
             rope_out.stride(0),
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
             compiled = _gather_codes_kernel[grid](
-                latent_out.view(torch.uint8), latent_scale_out, rope_out, cache, slots, *numbers, num_warps=8
+                latent_out.view(torch.uint8), latent_scale_out, rope_out, cache, slots, *numbers, num_warps=1
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, latent_scale_out, rope_out
@@ -538,10 +536,9 @@ def gather_codes_paged(
     _check_separate("latent_out", latent_out, "latent_scale_out", latent_scale_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(4, latent_scale_out.stride(0))
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -555,7 +552,6 @@ def gather_codes_paged(
             latent_scale_out.stride(0) // stride_unit,
             rope_out.stride(0),
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -569,7 +565,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, latent_scale_out, rope_out
@@ -1201,7 +1197,7 @@ def _gather_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache, fp8_e4m3 with a scale per token and 128 dims
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr
         + block[:, None, None] * cache_stride_block
@@ -1210,12 +1206,20 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    latent = _fp8_e4m3_values(latent, NATIVE)
-    scale_ptrs = (cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot).to(
-        tl.pointer_type(tl.float32), bitcast=True
+    latent_scale_ptrs = (
+        cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot
+    ).to(tl.pointer_type(tl.float32), bitcast=True)
+    latent_scale = tl.load(
+        latent_scale_ptrs + latent_dim_group[None, :, None] + 128, mask=valid[:, None, None], other=0
     )
-    scale = tl.load(scale_ptrs + latent_dim_group[None, :, None] + 128, mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
+    )
+    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
+
+    # latent from cache, fp8_e4m3 with a scale per token and 128 dims
+    latent = _fp8_e4m3_values(latent, NATIVE)
+    scale = _to_float32(latent_scale)
     latent = latent * scale
     latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
     tl.store(
@@ -1225,10 +1229,6 @@ def _gather_kernel(
     )
 
     # rope from cache
-    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
-    )
-    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1281,7 +1281,7 @@ def _gather_paged_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache, fp8_e4m3 with a scale per token and 128 dims
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr
         + block[:, None, None] * cache_stride_block
@@ -1290,12 +1290,20 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    latent = _fp8_e4m3_values(latent, NATIVE)
-    scale_ptrs = (cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot).to(
-        tl.pointer_type(tl.float32), bitcast=True
+    latent_scale_ptrs = (
+        cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot
+    ).to(tl.pointer_type(tl.float32), bitcast=True)
+    latent_scale = tl.load(
+        latent_scale_ptrs + latent_dim_group[None, :, None] + 128, mask=valid[:, None, None], other=0
     )
-    scale = tl.load(scale_ptrs + latent_dim_group[None, :, None] + 128, mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
+    )
+    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
+
+    # latent from cache, fp8_e4m3 with a scale per token and 128 dims
+    latent = _fp8_e4m3_values(latent, NATIVE)
+    scale = _to_float32(latent_scale)
     latent = latent * scale
     latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
     tl.store(
@@ -1305,10 +1313,6 @@ def _gather_paged_kernel(
     )
 
     # rope from cache
-    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
-    )
-    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1327,10 +1331,10 @@ def _gather_codes_kernel(
     latent_scale_out_stride_token,
     rope_out_stride_token,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and latent_scale and rope of TOKENS tokens."""
+    """One program reads latent and latent_scale and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     LATENT_SCALE_DIM: tl.constexpr = 4
     ROPE_DIM: tl.constexpr = 64
@@ -1349,21 +1353,27 @@ def _gather_codes_kernel(
     latent_scale_dim = tl.arange(0, LATENT_SCALE_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
+    latent_scale_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(latent_scale_out_ptr.dtype.element_ty), bitcast=True
+    )
+    latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
+    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
+    )
+    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
+
+    # latent from cache
     tl.store(
         latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
     )
 
     # latent_scale from cache
-    latent_scale_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(latent_scale_out_ptr.dtype.element_ty), bitcast=True
-    )
-    latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
     tl.store(
         latent_scale_out_ptr + token[:, None] * latent_scale_out_stride_token * STRIDE_UNIT + latent_scale_dim[None, :],
         latent_scale,
@@ -1371,10 +1381,6 @@ def _gather_codes_kernel(
     )
 
     # rope from cache
-    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
-    )
-    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1402,10 +1408,10 @@ def _gather_codes_paged_kernel(
     latent_scale_out_stride_token,
     rope_out_stride_token,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and latent_scale and rope of TOKENS tokens."""
+    """One program reads latent and latent_scale and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     LATENT_SCALE_DIM: tl.constexpr = 4
     ROPE_DIM: tl.constexpr = 64
@@ -1430,21 +1436,27 @@ def _gather_codes_paged_kernel(
     latent_scale_dim = tl.arange(0, LATENT_SCALE_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
+    latent_scale_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(latent_scale_out_ptr.dtype.element_ty), bitcast=True
+    )
+    latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
+    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
+    )
+    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
+
+    # latent from cache
     tl.store(
         latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
     )
 
     # latent_scale from cache
-    latent_scale_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(latent_scale_out_ptr.dtype.element_ty), bitcast=True
-    )
-    latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
     tl.store(
         latent_scale_out_ptr + token[:, None] * latent_scale_out_stride_token * STRIDE_UNIT + latent_scale_dim[None, :],
         latent_scale,
@@ -1452,10 +1464,6 @@ def _gather_codes_paged_kernel(
     )
 
     # rope from cache
-    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
-    )
-    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 

@@ -627,10 +627,9 @@ def gather_codes(cache, slots, *, dtype=None, out=None, zero_skipped=False):
     )
     _check_separate("latent_out", latent_out, "latent_scale_out", latent_scale_out, "rope_out", rope_out)
     stride_unit = _stride_unit(4, latent_scale_out.stride(0))
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -640,12 +639,11 @@ def gather_codes(cache, slots, *, dtype=None, out=None, zero_skipped=False):
             latent_scale_out.stride(0) // stride_unit,
             rope_out.stride(0),
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
             compiled = _gather_codes_kernel[grid](
-                latent_out.view(torch.uint8), latent_scale_out, rope_out, cache, slots, *numbers, num_warps=8
+                latent_out.view(torch.uint8), latent_scale_out, rope_out, cache, slots, *numbers, num_warps=1
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, latent_scale_out, rope_out
@@ -721,10 +719,9 @@ def gather_codes_paged(
     _check_separate("latent_out", latent_out, "latent_scale_out", latent_scale_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(4, latent_scale_out.stride(0))
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -738,7 +735,6 @@ def gather_codes_paged(
             latent_scale_out.stride(0) // stride_unit,
             rope_out.stride(0),
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -752,7 +748,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, latent_scale_out, rope_out
@@ -1743,7 +1739,7 @@ def _gather_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache, fp8_e4m3 with a scale per token and 128 dims
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr
         + block[:, None, None] * cache_stride_block
@@ -1752,12 +1748,20 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    latent = _fp8_e4m3_values(latent, NATIVE)
-    scale_ptrs = (cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot).to(
-        tl.pointer_type(tl.float32), bitcast=True
+    latent_scale_ptrs = (
+        cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot
+    ).to(tl.pointer_type(tl.float32), bitcast=True)
+    latent_scale = tl.load(
+        latent_scale_ptrs + latent_dim_group[None, :, None] + 128, mask=valid[:, None, None], other=0
     )
-    scale = tl.load(scale_ptrs + latent_dim_group[None, :, None] + 128, mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
+    )
+    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
+
+    # latent from cache, fp8_e4m3 with a scale per token and 128 dims
+    latent = _fp8_e4m3_values(latent, NATIVE)
+    scale = _to_float32(latent_scale)
     latent = latent * scale
     latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
     tl.store(
@@ -1767,10 +1771,6 @@ def _gather_kernel(
     )
 
     # rope from cache
-    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
-    )
-    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1823,7 +1823,7 @@ def _gather_paged_kernel(
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache, fp8_e4m3 with a scale per token and 128 dims
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr
         + block[:, None, None] * cache_stride_block
@@ -1832,12 +1832,20 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    latent = _fp8_e4m3_values(latent, NATIVE)
-    scale_ptrs = (cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot).to(
-        tl.pointer_type(tl.float32), bitcast=True
+    latent_scale_ptrs = (
+        cache_ptr + block[:, None, None] * cache_stride_block + slot[:, None, None] * cache_stride_slot
+    ).to(tl.pointer_type(tl.float32), bitcast=True)
+    latent_scale = tl.load(
+        latent_scale_ptrs + latent_dim_group[None, :, None] + 128, mask=valid[:, None, None], other=0
     )
-    scale = tl.load(scale_ptrs + latent_dim_group[None, :, None] + 128, mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
+    )
+    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
+
+    # latent from cache, fp8_e4m3 with a scale per token and 128 dims
+    latent = _fp8_e4m3_values(latent, NATIVE)
+    scale = _to_float32(latent_scale)
     latent = latent * scale
     latent = _rounded(latent, latent_out_ptr.dtype.element_ty)
     tl.store(
@@ -1847,10 +1855,6 @@ def _gather_paged_kernel(
     )
 
     # rope from cache
-    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
-    )
-    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1869,10 +1873,10 @@ def _gather_codes_kernel(
     latent_scale_out_stride_token,
     rope_out_stride_token,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and latent_scale and rope of TOKENS tokens."""
+    """One program reads latent and latent_scale and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     LATENT_SCALE_DIM: tl.constexpr = 4
     ROPE_DIM: tl.constexpr = 64
@@ -1891,21 +1895,27 @@ def _gather_codes_kernel(
     latent_scale_dim = tl.arange(0, LATENT_SCALE_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
+    latent_scale_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(latent_scale_out_ptr.dtype.element_ty), bitcast=True
+    )
+    latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
+    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
+    )
+    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
+
+    # latent from cache
     tl.store(
         latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
     )
 
     # latent_scale from cache
-    latent_scale_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(latent_scale_out_ptr.dtype.element_ty), bitcast=True
-    )
-    latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
     tl.store(
         latent_scale_out_ptr + token[:, None] * latent_scale_out_stride_token * STRIDE_UNIT + latent_scale_dim[None, :],
         latent_scale,
@@ -1913,10 +1923,6 @@ def _gather_codes_kernel(
     )
 
     # rope from cache
-    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
-    )
-    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1944,10 +1950,10 @@ def _gather_codes_paged_kernel(
     latent_scale_out_stride_token,
     rope_out_stride_token,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and latent_scale and rope of TOKENS tokens."""
+    """One program reads latent and latent_scale and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     LATENT_SCALE_DIM: tl.constexpr = 4
     ROPE_DIM: tl.constexpr = 64
@@ -1972,21 +1978,27 @@ def _gather_codes_paged_kernel(
     latent_scale_dim = tl.arange(0, LATENT_SCALE_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot + latent_dim[None, :],
         mask=valid[:, None],
         other=0,
     )
+    latent_scale_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(latent_scale_out_ptr.dtype.element_ty), bitcast=True
+    )
+    latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
+    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
+        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
+    )
+    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
+
+    # latent from cache
     tl.store(
         latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
     )
 
     # latent_scale from cache
-    latent_scale_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(latent_scale_out_ptr.dtype.element_ty), bitcast=True
-    )
-    latent_scale = tl.load(latent_scale_ptrs + latent_scale_dim[None, :] + 128, mask=valid[:, None], other=0)
     tl.store(
         latent_scale_out_ptr + token[:, None] * latent_scale_out_stride_token * STRIDE_UNIT + latent_scale_dim[None, :],
         latent_scale,
@@ -1994,10 +2006,6 @@ def _gather_codes_paged_kernel(
     )
 
     # rope from cache
-    rope_ptrs = (cache_ptr + block[:, None] * cache_stride_block + slot[:, None] * cache_stride_slot).to(
-        tl.pointer_type(rope_out_ptr.dtype.element_ty), bitcast=True
-    )
-    rope = tl.load(rope_ptrs + rope_dim[None, :] + 264, mask=valid[:, None], other=0)
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 

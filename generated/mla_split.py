@@ -116,7 +116,7 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
             rope.stride(0),
         )
         with _on(device):
-            compiled = _append_kernel[grid](latent, rope, latent_cache, rope_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_kernel[grid](latent, rope, latent_cache, rope_cache, slot_mapping, *numbers, num_warps=1)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -142,7 +142,7 @@ def append_latent(latent, latent_cache, slot_mapping):
         grid = (triton.cdiv(num_tokens, 2),)
         numbers = (num_slots, num_tokens, latent_cache.stride(0), latent_cache.stride(1), latent.stride(0))
         with _on(device):
-            compiled = _append_latent_kernel[grid](latent, latent_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_latent_kernel[grid](latent, latent_cache, slot_mapping, *numbers, num_warps=1)
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -217,7 +217,7 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent, rope, latent_cache, rope_cache, block_table, positions, request_ids, *numbers, num_warps=2
+                latent, rope, latent_cache, rope_cache, block_table, positions, request_ids, *numbers, num_warps=1
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -253,10 +253,9 @@ def gather(latent_cache, rope_cache, slots, *, out=None, zero_skipped=False):
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -266,12 +265,11 @@ def gather(latent_cache, rope_cache, slots, *, out=None, zero_skipped=False):
             rope_cache.stride(0),
             rope_cache.stride(1),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
             compiled = _gather_kernel[grid](
-                latent_out, rope_out, latent_cache, rope_cache, slots, *numbers, num_warps=8
+                latent_out, rope_out, latent_cache, rope_cache, slots, *numbers, num_warps=1
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, rope_out
@@ -336,10 +334,9 @@ def gather_paged(
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -353,7 +350,6 @@ def gather_paged(
             rope_cache.stride(0),
             rope_cache.stride(1),
             rope_out.stride(0),
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -367,7 +363,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, rope_out
@@ -934,10 +930,10 @@ def _gather_kernel(
     rope_cache_stride_block,
     rope_cache_stride_slot,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -954,7 +950,7 @@ def _gather_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from latent_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_cache_ptr
         + block[:, None] * latent_cache_stride_block
@@ -963,11 +959,6 @@ def _gather_kernel(
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from rope_cache
     rope = tl.load(
         rope_cache_ptr
         + block[:, None] * rope_cache_stride_block
@@ -976,6 +967,13 @@ def _gather_kernel(
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from latent_cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from rope_cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
@@ -1003,10 +1001,10 @@ def _gather_paged_kernel(
     rope_cache_stride_block,
     rope_cache_stride_slot,
     rope_out_stride_token,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of TOKENS tokens."""
+    """One program reads latent and rope of 2 tokens."""
+    TOKENS: tl.constexpr = 2
     LATENT_DIM: tl.constexpr = 512
     ROPE_DIM: tl.constexpr = 64
     BLOCK_SIZE: tl.constexpr = 64
@@ -1029,7 +1027,7 @@ def _gather_paged_kernel(
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
-    # latent from latent_cache
+    # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_cache_ptr
         + block[:, None] * latent_cache_stride_block
@@ -1038,11 +1036,6 @@ def _gather_paged_kernel(
         mask=valid[:, None],
         other=0,
     )
-    tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
-    )
-
-    # rope from rope_cache
     rope = tl.load(
         rope_cache_ptr
         + block[:, None] * rope_cache_stride_block
@@ -1051,6 +1044,13 @@ def _gather_paged_kernel(
         mask=valid[:, None],
         other=0,
     )
+
+    # latent from latent_cache
+    tl.store(
+        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+    )
+
+    # rope from rope_cache
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 

@@ -347,7 +347,14 @@ def gather(key_cache, value_cache, slots, *, dtype=None, rotated=False, out=None
         )
         with _on(device):
             compiled = _gather_kernel[grid](
-                key_out, value_out, key_cache, value_cache, slots, *numbers, num_warps=4, enable_fp_fusion=False
+                key_out,
+                value_out,
+                key_cache,
+                value_cache,
+                slots,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped, rotated)
     return key_out, value_out
@@ -458,7 +465,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, rotated, starts is None)
@@ -541,7 +548,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
                 value_cache,
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out, value_scale_out
@@ -658,7 +665,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out, value_scale_out
@@ -1595,7 +1602,7 @@ def _gather_codes_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1605,16 +1612,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from value_cache
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -1624,16 +1621,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        value_out_ptr
-        + token[:, None, None] * value_out_stride_token
-        + head[None, :, None] * value_out_stride_head
-        + value_dim[None, None, :],
-        value,
-        mask=written[:, None, None],
-    )
-
-    # value_scale from value_cache
     value_scale = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -1644,6 +1631,28 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=written[:, None, None],
+    )
+
+    # value_scale from value_cache
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
@@ -1716,7 +1725,7 @@ def _gather_codes_paged_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1726,16 +1735,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from value_cache
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -1745,16 +1744,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        value_out_ptr
-        + token[:, None, None] * value_out_stride_token
-        + head[None, :, None] * value_out_stride_head
-        + value_dim[None, None, :],
-        value,
-        mask=written[:, None, None],
-    )
-
-    # value_scale from value_cache
     value_scale = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -1765,6 +1754,28 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=written[:, None, None],
+    )
+
+    # value_scale from value_cache
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token

@@ -734,7 +734,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales,
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -887,7 +887,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1368,11 +1368,12 @@ def _append_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    key_scale = tl.load(key_scales_ptr + block * key_scales_stride_block + head[:, None], mask=valid, other=0)
+    value_scale = tl.load(value_scales_ptr + block * value_scales_stride_block + head[:, None], mask=valid, other=0)
 
     # key to key_cache, fp8_e4m3 with a given scale per head
     key = key.to(tl.float32)
-    scale = tl.load(key_scales_ptr + block * key_scales_stride_block + head[:, None], mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale, key_ptr.dtype.element_ty)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1387,8 +1388,7 @@ def _append_kernel(
 
     # value to value_cache, fp8_e4m3 with a given scale per head
     value = value.to(tl.float32)
-    scale = tl.load(value_scales_ptr + block * value_scales_stride_block + head[:, None], mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1433,11 +1433,11 @@ def _append_key_kernel(
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    key_scale = tl.load(key_scales_ptr + block * key_scales_stride_block + head[:, None], mask=valid, other=0)
 
     # key to key_cache, fp8_e4m3 with a given scale per head
     key = key.to(tl.float32)
-    scale = tl.load(key_scales_ptr + block * key_scales_stride_block + head[:, None], mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale, key_ptr.dtype.element_ty)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1482,11 +1482,11 @@ def _append_value_kernel(
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    value_scale = tl.load(value_scales_ptr + block * value_scales_stride_block + head[:, None], mask=valid, other=0)
 
     # value to value_cache, fp8_e4m3 with a given scale per head
     value = value.to(tl.float32)
-    scale = tl.load(value_scales_ptr + block * value_scales_stride_block + head[:, None], mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1552,11 +1552,12 @@ def _append_positions_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    key_scale = tl.load(key_scales_ptr + block * key_scales_stride_block + head[:, None], mask=valid, other=0)
+    value_scale = tl.load(value_scales_ptr + block * value_scales_stride_block + head[:, None], mask=valid, other=0)
 
     # key to key_cache, fp8_e4m3 with a given scale per head
     key = key.to(tl.float32)
-    scale = tl.load(key_scales_ptr + block * key_scales_stride_block + head[:, None], mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _over(key, scale, key_ptr.dtype.element_ty)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
@@ -1571,8 +1572,7 @@ def _append_positions_kernel(
 
     # value to value_cache, fp8_e4m3 with a given scale per head
     value = value.to(tl.float32)
-    scale = tl.load(value_scales_ptr + block * value_scales_stride_block + head[:, None], mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _over(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
@@ -1630,7 +1630,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a given scale per head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1640,13 +1640,29 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr + block[:, None, None] * key_scales_stride_block + head[None, :, None],
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr + block[:, None, None] * value_scales_stride_block + head[None, :, None],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache, fp8_e4m3 with a given scale per head
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1659,22 +1675,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per head
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(
-        value_scales_ptr + block[:, None, None] * value_scales_stride_block + head[None, :, None],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1746,7 +1748,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a given scale per head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1756,13 +1758,29 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr + block[:, None, None] * key_scales_stride_block + head[None, :, None],
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr + block[:, None, None] * value_scales_stride_block + head[None, :, None],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache, fp8_e4m3 with a given scale per head
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1775,22 +1793,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per head
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(
-        value_scales_ptr + block[:, None, None] * value_scales_stride_block + head[None, :, None],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1855,7 +1859,7 @@ def _gather_codes_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1865,6 +1869,27 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr + block[:, None] * key_scales_stride_block * STRIDE_UNIT + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr + block[:, None] * value_scales_stride_block * STRIDE_UNIT + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1875,11 +1900,6 @@ def _gather_codes_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr + block[:, None] * key_scales_stride_block * STRIDE_UNIT + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
@@ -1889,15 +1909,6 @@ def _gather_codes_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1908,11 +1919,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr + block[:, None] * value_scales_stride_block * STRIDE_UNIT + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT
@@ -1989,7 +1995,7 @@ def _gather_codes_paged_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1999,6 +2005,27 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr + block[:, None] * key_scales_stride_block * STRIDE_UNIT + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr + block[:, None] * value_scales_stride_block * STRIDE_UNIT + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -2009,11 +2036,6 @@ def _gather_codes_paged_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr + block[:, None] * key_scales_stride_block * STRIDE_UNIT + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
@@ -2023,15 +2045,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2042,11 +2055,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr + block[:, None] * value_scales_stride_block * STRIDE_UNIT + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT

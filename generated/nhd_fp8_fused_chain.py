@@ -834,7 +834,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
                 value_cache.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
@@ -945,7 +945,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -1860,7 +1860,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1870,9 +1870,21 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scale_ptr)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scale_ptr)
+
+    # key from key_cache, fp8_e4m3 with a given scale per tensor
     key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1885,18 +1897,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per tensor
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1966,7 +1968,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1976,9 +1978,21 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scale_ptr)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scale_ptr)
+
+    # key from key_cache, fp8_e4m3 with a given scale per tensor
     key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1991,18 +2005,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per tensor
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -2054,7 +2058,7 @@ def _gather_codes_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2064,6 +2068,17 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -2074,15 +2089,6 @@ def _gather_codes_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2147,7 +2153,7 @@ def _gather_codes_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2157,6 +2163,17 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -2167,15 +2184,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token

@@ -687,7 +687,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
                 value_cache.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
@@ -798,7 +798,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -1486,7 +1486,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a given scale per head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1496,9 +1496,21 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scale_ptr + head[None, :, None] * key_scale_stride_head)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scale_ptr + head[None, :, None] * value_scale_stride_head)
+
+    # key from key_cache, fp8_e4m3 with a given scale per head
     key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(key_scale_ptr + head[None, :, None] * key_scale_stride_head)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1511,18 +1523,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per head
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(value_scale_ptr + head[None, :, None] * value_scale_stride_head)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1594,7 +1596,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a given scale per head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1604,9 +1606,21 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scale_ptr + head[None, :, None] * key_scale_stride_head)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scale_ptr + head[None, :, None] * value_scale_stride_head)
+
+    # key from key_cache, fp8_e4m3 with a given scale per head
     key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(key_scale_ptr + head[None, :, None] * key_scale_stride_head)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1619,18 +1633,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per head
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(value_scale_ptr + head[None, :, None] * value_scale_stride_head)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1682,7 +1686,7 @@ def _gather_codes_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1692,6 +1696,17 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1702,15 +1717,6 @@ def _gather_codes_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1775,7 +1781,7 @@ def _gather_codes_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1785,6 +1791,17 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1795,15 +1812,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token

@@ -757,7 +757,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales,
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -912,7 +912,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1699,7 +1699,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1709,8 +1709,7 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
@@ -1718,7 +1717,27 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache, fp8_e4m3 with a scale per token and head
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1731,25 +1750,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a scale per token and head
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1823,7 +1825,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1833,8 +1835,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
@@ -1842,7 +1843,27 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache, fp8_e4m3 with a scale per token and head
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1855,25 +1876,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, fp8_e4m3 with a scale per token and head
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1940,7 +1944,7 @@ def _gather_codes_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1950,6 +1954,33 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None] * key_scales_stride_block
+        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
+        + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None] * value_scales_stride_block
+        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
+        + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1960,14 +1991,6 @@ def _gather_codes_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None] * key_scales_stride_block
-        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
-        + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
@@ -1977,15 +2000,6 @@ def _gather_codes_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1996,14 +2010,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None] * value_scales_stride_block
-        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
-        + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT
@@ -2082,7 +2088,7 @@ def _gather_codes_paged_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2092,6 +2098,33 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None] * key_scales_stride_block
+        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
+        + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None] * value_scales_stride_block
+        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
+        + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -2102,14 +2135,6 @@ def _gather_codes_paged_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None] * key_scales_stride_block
-        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
-        + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
@@ -2119,15 +2144,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2138,14 +2154,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None] * value_scales_stride_block
-        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
-        + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT

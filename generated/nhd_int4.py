@@ -641,10 +641,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     stride_unit = _stride_unit(
         4, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
     )
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -669,7 +668,6 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             value_scale_out.stride(0),
             value_scale_out.stride(1) // stride_unit,
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -684,7 +682,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales,
                 slots,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -781,10 +779,9 @@ def gather_codes_paged(
     stride_unit = _stride_unit(
         4, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
     )
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -813,7 +810,6 @@ def gather_codes_paged(
             value_scale_out.stride(0),
             value_scale_out.stride(1) // stride_unit,
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -831,7 +827,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1689,7 +1685,7 @@ def _gather_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key from key_cache, int4 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1699,10 +1695,7 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _unpack_4(key)
-    key = tl.reshape(key, (TOKENS, 8, 4, 32))
-    key = _int4_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None, None] * key_scales_stride_block
         + slot[:, None, None, None] * key_scales_stride_slot
@@ -1711,7 +1704,30 @@ def _gather_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim_byte[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None, None] * value_scales_stride_block
+        + slot[:, None, None, None] * value_scales_stride_slot
+        + head[None, :, None, None] * value_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int4 with a scale per token and head and 32 dims
+    key = _unpack_4(key)
+    key = tl.reshape(key, (TOKENS, 8, 4, 32))
+    key = _int4_values(key)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1724,28 +1740,10 @@ def _gather_kernel(
     )
 
     # value from value_cache, int4 with a scale per token and head and 32 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim_byte[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_4(value)
     value = tl.reshape(value, (TOKENS, 8, 4, 32))
     value = _int4_values(value)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None, None] * value_scales_stride_block
-        + slot[:, None, None, None] * value_scales_stride_slot
-        + head[None, :, None, None] * value_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1822,7 +1820,7 @@ def _gather_paged_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key from key_cache, int4 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1832,10 +1830,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _unpack_4(key)
-    key = tl.reshape(key, (TOKENS, 8, 4, 32))
-    key = _int4_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None, None] * key_scales_stride_block
         + slot[:, None, None, None] * key_scales_stride_slot
@@ -1844,7 +1839,30 @@ def _gather_paged_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim_byte[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None, None] * value_scales_stride_block
+        + slot[:, None, None, None] * value_scales_stride_slot
+        + head[None, :, None, None] * value_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int4 with a scale per token and head and 32 dims
+    key = _unpack_4(key)
+    key = tl.reshape(key, (TOKENS, 8, 4, 32))
+    key = _int4_values(key)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1857,28 +1875,10 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, int4 with a scale per token and head and 32 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim_byte[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_4(value)
     value = tl.reshape(value, (TOKENS, 8, 4, 32))
     value = _int4_values(value)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None, None] * value_scales_stride_block
-        + slot[:, None, None, None] * value_scales_stride_slot
-        + head[None, :, None, None] * value_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1925,10 +1925,10 @@ def _gather_codes_kernel(
     value_scale_out_stride_token,
     value_scale_out_stride_head,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale and value and value_scale of TOKENS tokens, all heads."""
+    """One program reads key and key_scale and value and value_scale of 2 tokens, all heads."""
+    TOKENS: tl.constexpr = 2
     NUM_HEADS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 64
     KEY_SCALE_DIM: tl.constexpr = 4
@@ -1951,7 +1951,7 @@ def _gather_codes_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1961,6 +1961,35 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None, None] * key_scales_stride_block
+        + slot[:, None, None] * key_scales_stride_slot
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
+        + value_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1971,15 +2000,6 @@ def _gather_codes_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None, None] * key_scales_stride_block
-        + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
@@ -1990,15 +2010,6 @@ def _gather_codes_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2009,15 +2020,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
-        + value_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
@@ -2071,10 +2073,10 @@ def _gather_codes_paged_kernel(
     value_scale_out_stride_token,
     value_scale_out_stride_head,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale and value and value_scale of TOKENS tokens, all heads."""
+    """One program reads key and key_scale and value and value_scale of 2 tokens, all heads."""
+    TOKENS: tl.constexpr = 2
     NUM_HEADS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 64
     KEY_SCALE_DIM: tl.constexpr = 4
@@ -2103,7 +2105,7 @@ def _gather_codes_paged_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2113,6 +2115,35 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None, None] * key_scales_stride_block
+        + slot[:, None, None] * key_scales_stride_slot
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
+        + value_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -2123,15 +2154,6 @@ def _gather_codes_paged_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None, None] * key_scales_stride_block
-        + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
@@ -2142,15 +2164,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2161,15 +2174,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
-        + value_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token

@@ -531,7 +531,7 @@ def gather_codes(key_cache, value_cache, key_params, value_params, slots, *, out
                 value_params,
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, key_zero_out, value_out, value_scale_out, value_zero_out
@@ -703,7 +703,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, key_zero_out, value_out, value_scale_out, value_zero_out
@@ -1274,7 +1274,7 @@ def _gather_kernel(
     value_dim = value_dim_group[:, None] * 32 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64).to(tl.int64)
 
-    # key from key_cache, int4_asymmetric with a scale per 32 tokens and head and dim
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1284,10 +1284,7 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _unpack_4(key)
-    key = tl.reshape(key, (TOKENS, 8, 128))
-    key = _uint4_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_params_ptr
         + block[:, None, None] * key_params_stride_block
         + (slot // 32)[:, None, None] * key_params_stride_slot_div32
@@ -1296,8 +1293,7 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
-    zero = tl.load(
+    key_zero = tl.load(
         key_params_ptr
         + block[:, None, None] * key_params_stride_block
         + (slot // 32)[:, None, None] * key_params_stride_slot_div32
@@ -1307,7 +1303,41 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = key * scale + _to_float32(zero)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim_byte[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_params_ptr
+        + block[:, None, None, None] * value_params_stride_block
+        + slot[:, None, None, None] * value_params_stride_slot
+        + head[None, :, None, None] * value_params_stride_head
+        + value_dim_group[None, None, :, None] * value_params_stride_dim_div32,
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value_zero = tl.load(
+        value_params_ptr
+        + block[:, None, None, None] * value_params_stride_block
+        + slot[:, None, None, None] * value_params_stride_slot
+        + head[None, :, None, None] * value_params_stride_head
+        + value_dim_group[None, None, :, None] * value_params_stride_dim_div32
+        + 1,
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int4_asymmetric with a scale per 32 tokens and head and dim
+    key = _unpack_4(key)
+    key = tl.reshape(key, (TOKENS, 8, 128))
+    key = _uint4_values(key)
+    scale = _to_float32(key_scale)
+    key = key * scale + _to_float32(key_zero)
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
         key_out_ptr
@@ -1319,39 +1349,11 @@ def _gather_kernel(
     )
 
     # value from value_cache, int4_asymmetric with a scale per token and head and 32 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim_byte[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_4(value)
     value = tl.reshape(value, (TOKENS, 8, 4, 32))
     value = _uint4_values(value)
-    scale = tl.load(
-        value_params_ptr
-        + block[:, None, None, None] * value_params_stride_block
-        + slot[:, None, None, None] * value_params_stride_slot
-        + head[None, :, None, None] * value_params_stride_head
-        + value_dim_group[None, None, :, None] * value_params_stride_dim_div32,
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
-    zero = tl.load(
-        value_params_ptr
-        + block[:, None, None, None] * value_params_stride_block
-        + slot[:, None, None, None] * value_params_stride_slot
-        + head[None, :, None, None] * value_params_stride_head
-        + value_dim_group[None, None, :, None] * value_params_stride_dim_div32
-        + 1,
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    value = value * scale + _to_float32(zero)
+    scale = _to_float32(value_scale)
+    value = value * scale + _to_float32(value_zero)
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
         value_out_ptr
@@ -1432,7 +1434,7 @@ def _gather_paged_kernel(
     value_dim = value_dim_group[:, None] * 32 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 64).to(tl.int64)
 
-    # key from key_cache, int4_asymmetric with a scale per 32 tokens and head and dim
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1442,10 +1444,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _unpack_4(key)
-    key = tl.reshape(key, (TOKENS, 8, 128))
-    key = _uint4_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_params_ptr
         + block[:, None, None] * key_params_stride_block
         + (slot // 32)[:, None, None] * key_params_stride_slot_div32
@@ -1454,8 +1453,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
-    zero = tl.load(
+    key_zero = tl.load(
         key_params_ptr
         + block[:, None, None] * key_params_stride_block
         + (slot // 32)[:, None, None] * key_params_stride_slot_div32
@@ -1465,7 +1463,41 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = key * scale + _to_float32(zero)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim_byte[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_params_ptr
+        + block[:, None, None, None] * value_params_stride_block
+        + slot[:, None, None, None] * value_params_stride_slot
+        + head[None, :, None, None] * value_params_stride_head
+        + value_dim_group[None, None, :, None] * value_params_stride_dim_div32,
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value_zero = tl.load(
+        value_params_ptr
+        + block[:, None, None, None] * value_params_stride_block
+        + slot[:, None, None, None] * value_params_stride_slot
+        + head[None, :, None, None] * value_params_stride_head
+        + value_dim_group[None, None, :, None] * value_params_stride_dim_div32
+        + 1,
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int4_asymmetric with a scale per 32 tokens and head and dim
+    key = _unpack_4(key)
+    key = tl.reshape(key, (TOKENS, 8, 128))
+    key = _uint4_values(key)
+    scale = _to_float32(key_scale)
+    key = key * scale + _to_float32(key_zero)
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
         key_out_ptr
@@ -1477,39 +1509,11 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, int4_asymmetric with a scale per token and head and 32 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim_byte[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_4(value)
     value = tl.reshape(value, (TOKENS, 8, 4, 32))
     value = _uint4_values(value)
-    scale = tl.load(
-        value_params_ptr
-        + block[:, None, None, None] * value_params_stride_block
-        + slot[:, None, None, None] * value_params_stride_slot
-        + head[None, :, None, None] * value_params_stride_head
-        + value_dim_group[None, None, :, None] * value_params_stride_dim_div32,
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
-    zero = tl.load(
-        value_params_ptr
-        + block[:, None, None, None] * value_params_stride_block
-        + slot[:, None, None, None] * value_params_stride_slot
-        + head[None, :, None, None] * value_params_stride_head
-        + value_dim_group[None, None, :, None] * value_params_stride_dim_div32
-        + 1,
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    value = value * scale + _to_float32(zero)
+    scale = _to_float32(value_scale)
+    value = value * scale + _to_float32(value_zero)
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
         value_out_ptr
@@ -1593,7 +1597,7 @@ def _gather_codes_kernel(
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM).to(tl.int64)
     value_zero_dim = tl.arange(0, VALUE_ZERO_DIM).to(tl.int64)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1603,16 +1607,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # key_scale from key_params
     key_scale = tl.load(
         key_params_ptr
         + block[:, None, None] * key_params_stride_block
@@ -1622,16 +1616,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_scale_out_ptr
-        + token[:, None, None] * key_scale_out_stride_token
-        + head[None, None, :] * key_scale_out_stride_head
-        + key_scale_dim[None, :, None],
-        key_scale,
-        mask=written[:, None, None],
-    )
-
-    # key_zero from key_params
     key_zero = tl.load(
         key_params_ptr
         + block[:, None, None] * key_params_stride_block
@@ -1642,16 +1626,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_zero_out_ptr
-        + token[:, None, None] * key_zero_out_stride_token
-        + head[None, None, :] * key_zero_out_stride_head
-        + key_zero_dim[None, :, None],
-        key_zero,
-        mask=written[:, None, None],
-    )
-
-    # value from value_cache
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -1661,16 +1635,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        value_out_ptr
-        + token[:, None, None] * value_out_stride_token
-        + head[None, :, None] * value_out_stride_head
-        + value_dim[None, None, :],
-        value,
-        mask=written[:, None, None],
-    )
-
-    # value_scale from value_params
     value_scale = tl.load(
         value_params_ptr
         + block[:, None, None] * value_params_stride_block
@@ -1680,16 +1644,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        value_scale_out_ptr
-        + token[:, None, None] * value_scale_out_stride_token
-        + head[None, None, :] * value_scale_out_stride_head
-        + value_scale_dim[None, :, None],
-        value_scale,
-        mask=written[:, None, None],
-    )
-
-    # value_zero from value_params
     value_zero = tl.load(
         value_params_ptr
         + block[:, None, None] * value_params_stride_block
@@ -1700,6 +1654,58 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # key_scale from key_params
+    tl.store(
+        key_scale_out_ptr
+        + token[:, None, None] * key_scale_out_stride_token
+        + head[None, None, :] * key_scale_out_stride_head
+        + key_scale_dim[None, :, None],
+        key_scale,
+        mask=written[:, None, None],
+    )
+
+    # key_zero from key_params
+    tl.store(
+        key_zero_out_ptr
+        + token[:, None, None] * key_zero_out_stride_token
+        + head[None, None, :] * key_zero_out_stride_head
+        + key_zero_dim[None, :, None],
+        key_zero,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=written[:, None, None],
+    )
+
+    # value_scale from value_params
+    tl.store(
+        value_scale_out_ptr
+        + token[:, None, None] * value_scale_out_stride_token
+        + head[None, None, :] * value_scale_out_stride_head
+        + value_scale_dim[None, :, None],
+        value_scale,
+        mask=written[:, None, None],
+    )
+
+    # value_zero from value_params
     tl.store(
         value_zero_out_ptr
         + token[:, None, None] * value_zero_out_stride_token
@@ -1797,7 +1803,7 @@ def _gather_codes_paged_kernel(
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM).to(tl.int64)
     value_zero_dim = tl.arange(0, VALUE_ZERO_DIM).to(tl.int64)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1807,16 +1813,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # key_scale from key_params
     key_scale = tl.load(
         key_params_ptr
         + block[:, None, None] * key_params_stride_block
@@ -1826,16 +1822,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_scale_out_ptr
-        + token[:, None, None] * key_scale_out_stride_token
-        + head[None, None, :] * key_scale_out_stride_head
-        + key_scale_dim[None, :, None],
-        key_scale,
-        mask=written[:, None, None],
-    )
-
-    # key_zero from key_params
     key_zero = tl.load(
         key_params_ptr
         + block[:, None, None] * key_params_stride_block
@@ -1846,16 +1832,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_zero_out_ptr
-        + token[:, None, None] * key_zero_out_stride_token
-        + head[None, None, :] * key_zero_out_stride_head
-        + key_zero_dim[None, :, None],
-        key_zero,
-        mask=written[:, None, None],
-    )
-
-    # value from value_cache
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -1865,16 +1841,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        value_out_ptr
-        + token[:, None, None] * value_out_stride_token
-        + head[None, :, None] * value_out_stride_head
-        + value_dim[None, None, :],
-        value,
-        mask=written[:, None, None],
-    )
-
-    # value_scale from value_params
     value_scale = tl.load(
         value_params_ptr
         + block[:, None, None] * value_params_stride_block
@@ -1884,16 +1850,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        value_scale_out_ptr
-        + token[:, None, None] * value_scale_out_stride_token
-        + head[None, None, :] * value_scale_out_stride_head
-        + value_scale_dim[None, :, None],
-        value_scale,
-        mask=written[:, None, None],
-    )
-
-    # value_zero from value_params
     value_zero = tl.load(
         value_params_ptr
         + block[:, None, None] * value_params_stride_block
@@ -1904,6 +1860,58 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # key_scale from key_params
+    tl.store(
+        key_scale_out_ptr
+        + token[:, None, None] * key_scale_out_stride_token
+        + head[None, None, :] * key_scale_out_stride_head
+        + key_scale_dim[None, :, None],
+        key_scale,
+        mask=written[:, None, None],
+    )
+
+    # key_zero from key_params
+    tl.store(
+        key_zero_out_ptr
+        + token[:, None, None] * key_zero_out_stride_token
+        + head[None, None, :] * key_zero_out_stride_head
+        + key_zero_dim[None, :, None],
+        key_zero,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=written[:, None, None],
+    )
+
+    # value_scale from value_params
+    tl.store(
+        value_scale_out_ptr
+        + token[:, None, None] * value_scale_out_stride_token
+        + head[None, None, :] * value_scale_out_stride_head
+        + value_scale_dim[None, :, None],
+        value_scale,
+        mask=written[:, None, None],
+    )
+
+    # value_zero from value_params
     tl.store(
         value_zero_out_ptr
         + token[:, None, None] * value_zero_out_stride_token

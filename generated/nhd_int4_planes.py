@@ -684,10 +684,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
         value_scales.stride(2),
         value_scale_out.stride(1),
     )
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -716,7 +715,6 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             value_scale_out.stride(0),
             value_scale_out.stride(1) // stride_unit,
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -731,7 +729,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales,
                 slots,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -834,10 +832,9 @@ def gather_codes_paged(
         value_scales.stride(2),
         value_scale_out.stride(1),
     )
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -870,7 +867,6 @@ def gather_codes_paged(
             value_scale_out.stride(0),
             value_scale_out.stride(1) // stride_unit,
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -888,7 +884,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -2013,7 +2009,7 @@ def _gather_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # key from key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2024,6 +2020,36 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None, None, None] * key_scales_stride_block
+        + slot[:, None, None, None] * key_scales_stride_slot
+        + head[None, :, None, None] * key_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None, None] * value_scales_stride_block
+        + slot[:, None, None, None] * value_scales_stride_slot
+        + head[None, :, None, None] * value_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     key = _unpack_1(key)
     key = tl.reshape(key, (TOKENS, 8, 4, 32))
     plane = tl.load(
@@ -2069,16 +2095,7 @@ def _gather_kernel(
     plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
     key = key | (plane << 3)
     key = _int4_values(key)
-    scale = tl.load(
-        key_scales_ptr
-        + block[:, None, None, None] * key_scales_stride_block
-        + slot[:, None, None, None] * key_scales_stride_slot
-        + head[None, :, None, None] * key_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -2091,16 +2108,6 @@ def _gather_kernel(
     )
 
     # value from value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_1(value)
     value = tl.reshape(value, (TOKENS, 8, 4, 32))
     plane = tl.load(
@@ -2146,16 +2153,7 @@ def _gather_kernel(
     plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
     value = value | (plane << 3)
     value = _int4_values(value)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None, None] * value_scales_stride_block
-        + slot[:, None, None, None] * value_scales_stride_slot
-        + head[None, :, None, None] * value_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -2237,7 +2235,7 @@ def _gather_paged_kernel(
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
     dim_byte = tl.arange(0, 16).to(tl.int64)
 
-    # key from key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2248,6 +2246,36 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None, None, None] * key_scales_stride_block
+        + slot[:, None, None, None] * key_scales_stride_slot
+        + head[None, :, None, None] * key_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None, None] * value_scales_stride_block
+        + slot[:, None, None, None] * value_scales_stride_slot
+        + head[None, :, None, None] * value_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
     key = _unpack_1(key)
     key = tl.reshape(key, (TOKENS, 8, 4, 32))
     plane = tl.load(
@@ -2293,16 +2321,7 @@ def _gather_paged_kernel(
     plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
     key = key | (plane << 3)
     key = _int4_values(key)
-    scale = tl.load(
-        key_scales_ptr
-        + block[:, None, None, None] * key_scales_stride_block
-        + slot[:, None, None, None] * key_scales_stride_slot
-        + head[None, :, None, None] * key_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -2315,16 +2334,6 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_1(value)
     value = tl.reshape(value, (TOKENS, 8, 4, 32))
     plane = tl.load(
@@ -2370,16 +2379,7 @@ def _gather_paged_kernel(
     plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
     value = value | (plane << 3)
     value = _int4_values(value)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None, None] * value_scales_stride_block
-        + slot[:, None, None, None] * value_scales_stride_slot
-        + head[None, :, None, None] * value_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -2430,10 +2430,10 @@ def _gather_codes_kernel(
     value_scale_out_stride_token,
     value_scale_out_stride_head,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale and value and value_scale of TOKENS tokens, all heads."""
+    """One program reads key and key_scale and value and value_scale of 2 tokens, all heads."""
+    TOKENS: tl.constexpr = 2
     NUM_HEADS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 64
     KEY_SCALE_DIM: tl.constexpr = 4
@@ -2456,7 +2456,7 @@ def _gather_codes_kernel(
     value_dim = tl.arange(0, VALUE_DIM).to(tl.int64)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM).to(tl.int64)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2468,16 +2468,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, None, :] * key_out_stride_head
-        + key_dim[None, :, None],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # key_scale from key_scales
     key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
@@ -2487,16 +2477,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_scale_out_ptr
-        + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        key_scale,
-        mask=written[:, None, None],
-    )
-
-    # value from value_cache
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -2508,6 +2488,37 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
+        + value_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, None, :] * key_out_stride_head
+        + key_dim[None, :, None],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # key_scale from key_scales
+    tl.store(
+        key_scale_out_ptr
+        + token[:, None, None] * key_scale_out_stride_token
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        key_scale,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2518,15 +2529,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
-        + value_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
@@ -2584,10 +2586,10 @@ def _gather_codes_paged_kernel(
     value_scale_out_stride_token,
     value_scale_out_stride_head,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale and value and value_scale of TOKENS tokens, all heads."""
+    """One program reads key and key_scale and value and value_scale of 2 tokens, all heads."""
+    TOKENS: tl.constexpr = 2
     NUM_HEADS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 64
     KEY_SCALE_DIM: tl.constexpr = 4
@@ -2616,7 +2618,7 @@ def _gather_codes_paged_kernel(
     value_dim = tl.arange(0, VALUE_DIM).to(tl.int64)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM).to(tl.int64)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2628,16 +2630,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, None, :] * key_out_stride_head
-        + key_dim[None, :, None],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # key_scale from key_scales
     key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
@@ -2647,16 +2639,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_scale_out_ptr
-        + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        key_scale,
-        mask=written[:, None, None],
-    )
-
-    # value from value_cache
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -2668,6 +2650,37 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
+        + value_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, None, :] * key_out_stride_head
+        + key_dim[None, :, None],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # key_scale from key_scales
+    tl.store(
+        key_scale_out_ptr
+        + token[:, None, None] * key_scale_out_stride_token
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        key_scale,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2678,15 +2691,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
-        + value_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token

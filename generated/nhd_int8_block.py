@@ -624,7 +624,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales,
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -759,7 +759,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1209,11 +1209,12 @@ def _append_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    key_scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
+    value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
 
     # key to key_cache, int8 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _number(_quotient(key, scale, key_ptr.dtype.element_ty))
     key = _int8_codes_even(key, -127, 127)
     tl.store(
@@ -1228,8 +1229,7 @@ def _append_kernel(
 
     # value to value_cache, int8 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _number(_quotient(value, scale, value_ptr.dtype.element_ty))
     value = _int8_codes_even(value, -127, 127)
     tl.store(
@@ -1272,11 +1272,11 @@ def _append_key_kernel(
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    key_scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
 
     # key to key_cache, int8 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _number(_quotient(key, scale, key_ptr.dtype.element_ty))
     key = _int8_codes_even(key, -127, 127)
     tl.store(
@@ -1319,11 +1319,11 @@ def _append_value_kernel(
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
 
     # value to value_cache, int8 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _number(_quotient(value, scale, value_ptr.dtype.element_ty))
     value = _int8_codes_even(value, -127, 127)
     tl.store(
@@ -1386,11 +1386,12 @@ def _append_positions_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    key_scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
+    value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
 
     # key to key_cache, int8 with a given scale per tensor
     key = key.to(tl.float32)
-    scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = _number(_quotient(key, scale, key_ptr.dtype.element_ty))
     key = _int8_codes_even(key, -127, 127)
     tl.store(
@@ -1405,8 +1406,7 @@ def _append_positions_kernel(
 
     # value to value_cache, int8 with a given scale per tensor
     value = value.to(tl.float32)
-    scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = _number(_quotient(value, scale, value_ptr.dtype.element_ty))
     value = _int8_codes_even(value, -127, 127)
     tl.store(
@@ -1461,7 +1461,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, int8 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1471,9 +1471,21 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scales_ptr + block[:, None, None], mask=valid[:, None, None], other=0)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scales_ptr + block[:, None, None], mask=valid[:, None, None], other=0)
+
+    # key from key_cache, int8 with a given scale per tensor
     key = _int8_values(key)
-    scale = tl.load(key_scales_ptr + block[:, None, None], mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1486,18 +1498,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, int8 with a given scale per tensor
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _int8_values(value)
-    scale = tl.load(value_scales_ptr + block[:, None, None], mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1566,7 +1568,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, int8 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1576,9 +1578,21 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scales_ptr + block[:, None, None], mask=valid[:, None, None], other=0)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scales_ptr + block[:, None, None], mask=valid[:, None, None], other=0)
+
+    # key from key_cache, int8 with a given scale per tensor
     key = _int8_values(key)
-    scale = tl.load(key_scales_ptr + block[:, None, None], mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1591,18 +1605,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, int8 with a given scale per tensor
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _int8_values(value)
-    scale = tl.load(value_scales_ptr + block[:, None, None], mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1662,7 +1666,7 @@ def _gather_codes_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1672,6 +1676,19 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1682,19 +1699,9 @@ def _gather_codes_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
     tl.store(key_scale_out_ptr + token * key_scale_out_stride_token, key_scale, mask=written)
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1705,7 +1712,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
     tl.store(value_scale_out_ptr + token * value_scale_out_stride_token, value_scale, mask=written)
 
 
@@ -1771,7 +1777,7 @@ def _gather_codes_paged_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1781,6 +1787,19 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1791,19 +1810,9 @@ def _gather_codes_paged_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
     tl.store(key_scale_out_ptr + token * key_scale_out_stride_token, key_scale, mask=written)
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1814,7 +1823,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
     tl.store(value_scale_out_ptr + token * value_scale_out_stride_token, value_scale, mask=written)
 
 

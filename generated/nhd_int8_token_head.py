@@ -668,7 +668,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales,
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -811,7 +811,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1565,7 +1565,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, int8 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1575,8 +1575,7 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _int8_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
@@ -1584,7 +1583,27 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int8 with a scale per token and head
+    key = _int8_values(key)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1597,25 +1616,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, int8 with a scale per token and head
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _int8_values(value)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1688,7 +1690,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from key_cache, int8 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1698,8 +1700,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _int8_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None] * key_scales_stride_block
         + slot[:, None, None] * key_scales_stride_slot
@@ -1707,7 +1708,27 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache, int8 with a scale per token and head
+    key = _int8_values(key)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1720,25 +1741,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, int8 with a scale per token and head
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _int8_values(value)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1805,7 +1809,7 @@ def _gather_codes_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1815,6 +1819,33 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None] * key_scales_stride_block
+        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
+        + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None] * value_scales_stride_block
+        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
+        + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1825,14 +1856,6 @@ def _gather_codes_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None] * key_scales_stride_block
-        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
-        + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
@@ -1842,15 +1865,6 @@ def _gather_codes_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1861,14 +1875,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None] * value_scales_stride_block
-        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
-        + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT
@@ -1947,7 +1953,7 @@ def _gather_codes_paged_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1957,6 +1963,33 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None] * key_scales_stride_block
+        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
+        + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None] * value_scales_stride_block
+        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
+        + head[None, :],
+        mask=valid[:, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1967,14 +2000,6 @@ def _gather_codes_paged_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None] * key_scales_stride_block
-        + slot[:, None] * key_scales_stride_slot * STRIDE_UNIT
-        + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
@@ -1984,15 +2009,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2003,14 +2019,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None] * value_scales_stride_block
-        + slot[:, None] * value_scales_stride_slot * STRIDE_UNIT
-        + head[None, :],
-        mask=valid[:, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT

@@ -835,7 +835,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1013,7 +1013,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1873,7 +1873,7 @@ def _gather_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # key from key_cache, mxfp8 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None, None] * key_cache_stride_block
@@ -1883,8 +1883,7 @@ def _gather_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None, None] * key_scales_stride_block
         + slot[:, None, None, None] * key_scales_stride_slot
@@ -1893,7 +1892,28 @@ def _gather_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _e8m0_values(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None, None] * value_cache_stride_block
+        + slot[:, None, None, None] * value_cache_stride_slot
+        + head[None, :, None, None] * value_cache_stride_head
+        + dim[None, None, :, :],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None, None] * value_scales_stride_block
+        + slot[:, None, None, None] * value_scales_stride_slot
+        + head[None, :, None, None] * value_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache, mxfp8 with a scale per token and head and 32 dims
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _e8m0_values(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1906,26 +1926,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, mxfp8 with a scale per token and head and 32 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None, None] * value_cache_stride_block
-        + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head
-        + dim[None, None, :, :],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None, None] * value_scales_stride_block
-        + slot[:, None, None, None] * value_scales_stride_slot
-        + head[None, :, None, None] * value_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _e8m0_values(scale)
+    scale = _e8m0_values(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -2002,7 +2004,7 @@ def _gather_paged_kernel(
     dim_lane = tl.arange(0, 32)
     dim = dim_group[:, None] * 32 + dim_lane[None, :]
 
-    # key from key_cache, mxfp8 with a scale per token and head and 32 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None, None] * key_cache_stride_block
@@ -2012,8 +2014,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None, None] * key_scales_stride_block
         + slot[:, None, None, None] * key_scales_stride_slot
@@ -2022,7 +2023,28 @@ def _gather_paged_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _e8m0_values(scale)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None, None] * value_cache_stride_block
+        + slot[:, None, None, None] * value_cache_stride_slot
+        + head[None, :, None, None] * value_cache_stride_head
+        + dim[None, None, :, :],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None, None] * value_scales_stride_block
+        + slot[:, None, None, None] * value_scales_stride_slot
+        + head[None, :, None, None] * value_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache, mxfp8 with a scale per token and head and 32 dims
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _e8m0_values(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -2035,26 +2057,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, mxfp8 with a scale per token and head and 32 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None, None] * value_cache_stride_block
-        + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head
-        + dim[None, None, :, :],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None, None] * value_scales_stride_block
-        + slot[:, None, None, None] * value_scales_stride_slot
-        + head[None, :, None, None] * value_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _e8m0_values(scale)
+    scale = _e8m0_values(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -2127,7 +2131,7 @@ def _gather_codes_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2137,6 +2141,35 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None, None] * key_scales_stride_block
+        + slot[:, None, None] * key_scales_stride_slot
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
+        + value_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -2147,15 +2180,6 @@ def _gather_codes_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None, None] * key_scales_stride_block
-        + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
@@ -2166,15 +2190,6 @@ def _gather_codes_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2185,15 +2200,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
-        + value_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
@@ -2279,7 +2285,7 @@ def _gather_codes_paged_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2289,6 +2295,35 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None, None] * key_scales_stride_block
+        + slot[:, None, None] * key_scales_stride_slot
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
+        + value_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -2299,15 +2334,6 @@ def _gather_codes_paged_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None, None] * key_scales_stride_block
-        + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
@@ -2318,15 +2344,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2337,15 +2354,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
-        + value_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token

@@ -810,10 +810,9 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     stride_unit = _stride_unit(
         8, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
     )
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -838,7 +837,6 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
             value_scale_out.stride(0),
             value_scale_out.stride(1) // stride_unit,
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -853,7 +851,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -971,10 +969,9 @@ def gather_codes_paged(
     stride_unit = _stride_unit(
         8, key_scales.stride(2), key_scale_out.stride(1), value_scales.stride(2), value_scale_out.stride(1)
     )
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -1003,7 +1000,6 @@ def gather_codes_paged(
             value_scale_out.stride(0),
             value_scale_out.stride(1) // stride_unit,
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -1021,7 +1017,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1934,7 +1930,7 @@ def _gather_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key from key_cache, nvfp4 with a scale per token and head and 16 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1944,10 +1940,7 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _unpack_4(key)
-    key = tl.reshape(key, (TOKENS, 8, 8, 16))
-    key = _e2m1_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None, None] * key_scales_stride_block
         + slot[:, None, None, None] * key_scales_stride_slot
@@ -1956,10 +1949,33 @@ def _gather_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, NATIVE)
-    outer = tl.load(key_scale_scale_ptr)
+    key_scale_scale = tl.load(key_scale_scale_ptr)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim_byte[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None, None] * value_scales_stride_block
+        + slot[:, None, None, None] * value_scales_stride_slot
+        + head[None, :, None, None] * value_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value_scale_scale = tl.load(value_scale_scale_ptr)
 
-    scale = scale * outer
+    # key from key_cache, nvfp4 with a scale per token and head and 16 dims
+    key = _unpack_4(key)
+    key = tl.reshape(key, (TOKENS, 8, 8, 16))
+    key = _e2m1_values(key)
+    scale = _fp8_e4m3_values(key_scale, NATIVE)
+    scale = scale * key_scale_scale
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1972,31 +1988,11 @@ def _gather_kernel(
     )
 
     # value from value_cache, nvfp4 with a scale per token and head and 16 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim_byte[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_4(value)
     value = tl.reshape(value, (TOKENS, 8, 8, 16))
     value = _e2m1_values(value)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None, None] * value_scales_stride_block
-        + slot[:, None, None, None] * value_scales_stride_slot
-        + head[None, :, None, None] * value_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _fp8_e4m3_values(scale, NATIVE)
-    outer = tl.load(value_scale_scale_ptr)
-
-    scale = scale * outer
+    scale = _fp8_e4m3_values(value_scale, NATIVE)
+    scale = scale * value_scale_scale
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -2076,7 +2072,7 @@ def _gather_paged_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key from key_cache, nvfp4 with a scale per token and head and 16 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2086,10 +2082,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _unpack_4(key)
-    key = tl.reshape(key, (TOKENS, 8, 8, 16))
-    key = _e2m1_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None, None] * key_scales_stride_block
         + slot[:, None, None, None] * key_scales_stride_slot
@@ -2098,10 +2091,33 @@ def _gather_paged_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, NATIVE)
-    outer = tl.load(key_scale_scale_ptr)
+    key_scale_scale = tl.load(key_scale_scale_ptr)
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + dim_byte[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None, None] * value_scales_stride_block
+        + slot[:, None, None, None] * value_scales_stride_slot
+        + head[None, :, None, None] * value_scales_stride_head
+        + dim_group[None, None, :, None],
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value_scale_scale = tl.load(value_scale_scale_ptr)
 
-    scale = scale * outer
+    # key from key_cache, nvfp4 with a scale per token and head and 16 dims
+    key = _unpack_4(key)
+    key = tl.reshape(key, (TOKENS, 8, 8, 16))
+    key = _e2m1_values(key)
+    scale = _fp8_e4m3_values(key_scale, NATIVE)
+    scale = scale * key_scale_scale
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -2114,31 +2130,11 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, nvfp4 with a scale per token and head and 16 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + dim_byte[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_4(value)
     value = tl.reshape(value, (TOKENS, 8, 8, 16))
     value = _e2m1_values(value)
-    scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None, None] * value_scales_stride_block
-        + slot[:, None, None, None] * value_scales_stride_slot
-        + head[None, :, None, None] * value_scales_stride_head
-        + dim_group[None, None, :, None],
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _fp8_e4m3_values(scale, NATIVE)
-    outer = tl.load(value_scale_scale_ptr)
-
-    scale = scale * outer
+    scale = _fp8_e4m3_values(value_scale, NATIVE)
+    scale = scale * value_scale_scale
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -2185,10 +2181,10 @@ def _gather_codes_kernel(
     value_scale_out_stride_token,
     value_scale_out_stride_head,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale and value and value_scale of TOKENS tokens, all heads."""
+    """One program reads key and key_scale and value and value_scale of 2 tokens, all heads."""
+    TOKENS: tl.constexpr = 2
     NUM_HEADS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 64
     KEY_SCALE_DIM: tl.constexpr = 8
@@ -2211,7 +2207,7 @@ def _gather_codes_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2221,6 +2217,35 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None, None] * key_scales_stride_block
+        + slot[:, None, None] * key_scales_stride_slot
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
+        + value_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -2231,15 +2256,6 @@ def _gather_codes_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None, None] * key_scales_stride_block
-        + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
@@ -2250,15 +2266,6 @@ def _gather_codes_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2269,15 +2276,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
-        + value_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
@@ -2331,10 +2329,10 @@ def _gather_codes_paged_kernel(
     value_scale_out_stride_token,
     value_scale_out_stride_head,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale and value and value_scale of TOKENS tokens, all heads."""
+    """One program reads key and key_scale and value and value_scale of 2 tokens, all heads."""
+    TOKENS: tl.constexpr = 2
     NUM_HEADS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 64
     KEY_SCALE_DIM: tl.constexpr = 8
@@ -2363,7 +2361,7 @@ def _gather_codes_paged_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -2373,6 +2371,35 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_scale = tl.load(
+        key_scales_ptr
+        + block[:, None, None] * key_scales_stride_block
+        + slot[:, None, None] * key_scales_stride_slot
+        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + value_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_scales_ptr
+        + block[:, None, None] * value_scales_stride_block
+        + slot[:, None, None] * value_scales_stride_slot
+        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
+        + value_scale_dim[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -2383,15 +2410,6 @@ def _gather_codes_paged_kernel(
     )
 
     # key_scale from key_scales
-    key_scale = tl.load(
-        key_scales_ptr
-        + block[:, None, None] * key_scales_stride_block
-        + slot[:, None, None] * key_scales_stride_slot
-        + head[None, :, None] * key_scales_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         key_scale_out_ptr
         + token[:, None, None] * key_scale_out_stride_token
@@ -2402,15 +2420,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value from value_cache
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + value_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -2421,15 +2430,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from value_scales
-    value_scale = tl.load(
-        value_scales_ptr
-        + block[:, None, None] * value_scales_stride_block
-        + slot[:, None, None] * value_scales_stride_slot
-        + head[None, :, None] * value_scales_stride_head * STRIDE_UNIT
-        + value_scale_dim[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token

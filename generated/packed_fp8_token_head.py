@@ -149,13 +149,7 @@ def append(key, value, kv_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_kernel[grid](
-                key,
-                value,
-                kv_cache,
-                slot_mapping,
-                *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
-                enable_fp_fusion=False,
+                key, value, kv_cache, slot_mapping, *numbers, num_warps=4, enable_fp_fusion=False
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -193,7 +187,7 @@ def append_key(key, kv_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
-                key, kv_cache, slot_mapping, *numbers, num_warps=4 if num_tokens <= 1024 else 2, enable_fp_fusion=False
+                key, kv_cache, slot_mapping, *numbers, num_warps=4, enable_fp_fusion=False
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
@@ -231,12 +225,7 @@ def append_value(value, kv_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value,
-                kv_cache,
-                slot_mapping,
-                *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
-                enable_fp_fusion=False,
+                value, kv_cache, slot_mapping, *numbers, num_warps=4, enable_fp_fusion=False
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
@@ -287,15 +276,7 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                key,
-                value,
-                kv_cache,
-                block_table,
-                positions,
-                request_ids,
-                *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
-                enable_fp_fusion=False,
+                key, value, kv_cache, block_table, positions, request_ids, *numbers, num_warps=4, enable_fp_fusion=False
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -559,7 +540,7 @@ def gather_codes(kv_cache, slots, *, out=None, zero_skipped=False):
                 kv_cache,
                 slots,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -663,7 +644,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=2,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1306,7 +1287,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1316,15 +1297,34 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale_ptrs = (
+    key_scale_ptrs = (
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
         + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
-    scale = tl.load(scale_ptrs + 32, mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    key_scale = tl.load(key_scale_ptrs + 32, mask=valid[:, None, None], other=0)
+    value = tl.load(
+        kv_cache_ptr
+        + block[:, None, None] * kv_cache_stride_block
+        + slot[:, None, None] * kv_cache_stride_slot
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
+        + dim[None, None, :]
+        + 132,
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale_ptrs = (
+        kv_cache_ptr
+        + block[:, None, None] * kv_cache_stride_block
+        + slot[:, None, None] * kv_cache_stride_slot
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
+    ).to(tl.pointer_type(tl.float32), bitcast=True)
+    value_scale = tl.load(value_scale_ptrs + 65, mask=valid[:, None, None], other=0)
+
+    # key from kv_cache, fp8_e4m3 with a scale per token and head
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1337,25 +1337,8 @@ def _gather_kernel(
     )
 
     # value from kv_cache, fp8_e4m3 with a scale per token and head
-    value = tl.load(
-        kv_cache_ptr
-        + block[:, None, None] * kv_cache_stride_block
-        + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
-        + dim[None, None, :]
-        + 132,
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale_ptrs = (
-        kv_cache_ptr
-        + block[:, None, None] * kv_cache_stride_block
-        + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
-    ).to(tl.pointer_type(tl.float32), bitcast=True)
-    scale = tl.load(scale_ptrs + 65, mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1420,7 +1403,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_cache, fp8_e4m3 with a scale per token and head
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1430,15 +1413,34 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale_ptrs = (
+    key_scale_ptrs = (
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
         + slot[:, None, None] * kv_cache_stride_slot
         + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
-    scale = tl.load(scale_ptrs + 32, mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    key_scale = tl.load(key_scale_ptrs + 32, mask=valid[:, None, None], other=0)
+    value = tl.load(
+        kv_cache_ptr
+        + block[:, None, None] * kv_cache_stride_block
+        + slot[:, None, None] * kv_cache_stride_slot
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
+        + dim[None, None, :]
+        + 132,
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale_ptrs = (
+        kv_cache_ptr
+        + block[:, None, None] * kv_cache_stride_block
+        + slot[:, None, None] * kv_cache_stride_slot
+        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
+    ).to(tl.pointer_type(tl.float32), bitcast=True)
+    value_scale = tl.load(value_scale_ptrs + 65, mask=valid[:, None, None], other=0)
+
+    # key from kv_cache, fp8_e4m3 with a scale per token and head
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1451,25 +1453,8 @@ def _gather_paged_kernel(
     )
 
     # value from kv_cache, fp8_e4m3 with a scale per token and head
-    value = tl.load(
-        kv_cache_ptr
-        + block[:, None, None] * kv_cache_stride_block
-        + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
-        + dim[None, None, :]
-        + 132,
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _fp8_e4m3_values(value, NATIVE)
-    scale_ptrs = (
-        kv_cache_ptr
-        + block[:, None, None] * kv_cache_stride_block
-        + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head * STRIDE_UNIT
-    ).to(tl.pointer_type(tl.float32), bitcast=True)
-    scale = tl.load(scale_ptrs + 65, mask=valid[:, None, None], other=0)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1526,7 +1511,7 @@ def _gather_codes_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from kv_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1536,16 +1521,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # key_scale from kv_cache
     key_scale_ptrs = (
         kv_cache_ptr
         + block[:, None] * kv_cache_stride_block
@@ -1553,15 +1528,6 @@ def _gather_codes_kernel(
         + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(key_scale_out_ptr.dtype.element_ty), bitcast=True)
     key_scale = tl.load(key_scale_ptrs + 32, mask=valid[:, None], other=0)
-    tl.store(
-        key_scale_out_ptr
-        + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
-        + head[None, :] * key_scale_out_stride_head,
-        key_scale,
-        mask=written[:, None],
-    )
-
-    # value from kv_cache
     value = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1572,6 +1538,34 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value_scale_ptrs = (
+        kv_cache_ptr
+        + block[:, None] * kv_cache_stride_block
+        + slot[:, None] * kv_cache_stride_slot
+        + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
+    ).to(tl.pointer_type(value_scale_out_ptr.dtype.element_ty), bitcast=True)
+    value_scale = tl.load(value_scale_ptrs + 65, mask=valid[:, None], other=0)
+
+    # key from kv_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # key_scale from kv_cache
+    tl.store(
+        key_scale_out_ptr
+        + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
+        + head[None, :] * key_scale_out_stride_head,
+        key_scale,
+        mask=written[:, None],
+    )
+
+    # value from kv_cache
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1582,13 +1576,6 @@ def _gather_codes_kernel(
     )
 
     # value_scale from kv_cache
-    value_scale_ptrs = (
-        kv_cache_ptr
-        + block[:, None] * kv_cache_stride_block
-        + slot[:, None] * kv_cache_stride_slot
-        + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
-    ).to(tl.pointer_type(value_scale_out_ptr.dtype.element_ty), bitcast=True)
-    value_scale = tl.load(value_scale_ptrs + 65, mask=valid[:, None], other=0)
     tl.store(
         value_scale_out_ptr
         + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT
@@ -1657,7 +1644,7 @@ def _gather_codes_paged_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
 
-    # key from kv_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1667,16 +1654,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # key_scale from kv_cache
     key_scale_ptrs = (
         kv_cache_ptr
         + block[:, None] * kv_cache_stride_block
@@ -1684,15 +1661,6 @@ def _gather_codes_paged_kernel(
         + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(key_scale_out_ptr.dtype.element_ty), bitcast=True)
     key_scale = tl.load(key_scale_ptrs + 32, mask=valid[:, None], other=0)
-    tl.store(
-        key_scale_out_ptr
-        + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
-        + head[None, :] * key_scale_out_stride_head,
-        key_scale,
-        mask=written[:, None],
-    )
-
-    # value from kv_cache
     value = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1703,6 +1671,34 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value_scale_ptrs = (
+        kv_cache_ptr
+        + block[:, None] * kv_cache_stride_block
+        + slot[:, None] * kv_cache_stride_slot
+        + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
+    ).to(tl.pointer_type(value_scale_out_ptr.dtype.element_ty), bitcast=True)
+    value_scale = tl.load(value_scale_ptrs + 65, mask=valid[:, None], other=0)
+
+    # key from kv_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # key_scale from kv_cache
+    tl.store(
+        key_scale_out_ptr
+        + token[:, None] * key_scale_out_stride_token * STRIDE_UNIT
+        + head[None, :] * key_scale_out_stride_head,
+        key_scale,
+        mask=written[:, None],
+    )
+
+    # value from kv_cache
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1713,13 +1709,6 @@ def _gather_codes_paged_kernel(
     )
 
     # value_scale from kv_cache
-    value_scale_ptrs = (
-        kv_cache_ptr
-        + block[:, None] * kv_cache_stride_block
-        + slot[:, None] * kv_cache_stride_slot
-        + head[None, :] * kv_cache_stride_head * STRIDE_UNIT
-    ).to(tl.pointer_type(value_scale_out_ptr.dtype.element_ty), bitcast=True)
-    value_scale = tl.load(value_scale_ptrs + 65, mask=valid[:, None], other=0)
     tl.store(
         value_scale_out_ptr
         + token[:, None] * value_scale_out_stride_token * STRIDE_UNIT

@@ -573,10 +573,9 @@ def gather_codes(kv_cache, slots, *, out=None, zero_skipped=False):
         "key_out", key_out, "key_scale_out", key_scale_out, "value_out", value_out, "value_scale_out", value_scale_out
     )
     stride_unit = _stride_unit(8, key_scale_out.stride(1), value_scale_out.stride(1))
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             num_slots,
             num_tokens,
@@ -592,7 +591,6 @@ def gather_codes(kv_cache, slots, *, out=None, zero_skipped=False):
             value_scale_out.stride(0),
             value_scale_out.stride(1) // stride_unit,
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -604,7 +602,7 @@ def gather_codes(kv_cache, slots, *, out=None, zero_skipped=False):
                 kv_cache,
                 slots,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -684,10 +682,9 @@ def gather_codes_paged(
     )
     search_step = 1 << (batch_size + 1).bit_length() - 1
     stride_unit = _stride_unit(8, key_scale_out.stride(1), value_scale_out.stride(1))
-    tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens),)
+        grid = (triton.cdiv(num_tokens, 2),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -707,7 +704,6 @@ def gather_codes_paged(
             value_scale_out.stride(0),
             value_scale_out.stride(1) // stride_unit,
             stride_unit,
-            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -722,7 +718,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1487,7 +1483,7 @@ def _gather_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key from kv_cache, nvfp4 with a scale per token and head and 16 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1497,10 +1493,7 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _unpack_4(key)
-    key = tl.reshape(key, (TOKENS, 8, 8, 16))
-    key = _e2m1_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         kv_cache_ptr
         + block[:, None, None, None] * kv_cache_stride_block
         + slot[:, None, None, None] * kv_cache_stride_slot
@@ -1510,10 +1503,35 @@ def _gather_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, NATIVE)
-    outer = tl.load(key_scale_scale_ptr)
+    key_scale_scale = tl.load(key_scale_scale_ptr)
+    value = tl.load(
+        kv_cache_ptr
+        + block[:, None, None] * kv_cache_stride_block
+        + slot[:, None, None] * kv_cache_stride_slot
+        + head[None, :, None] * kv_cache_stride_head
+        + dim_byte[None, None, :]
+        + 72,
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        kv_cache_ptr
+        + block[:, None, None, None] * kv_cache_stride_block
+        + slot[:, None, None, None] * kv_cache_stride_slot
+        + head[None, :, None, None] * kv_cache_stride_head
+        + dim_group[None, None, :, None]
+        + 136,
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value_scale_scale = tl.load(value_scale_scale_ptr)
 
-    scale = scale * outer
+    # key from kv_cache, nvfp4 with a scale per token and head and 16 dims
+    key = _unpack_4(key)
+    key = tl.reshape(key, (TOKENS, 8, 8, 16))
+    key = _e2m1_values(key)
+    scale = _fp8_e4m3_values(key_scale, NATIVE)
+    scale = scale * key_scale_scale
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1526,33 +1544,11 @@ def _gather_kernel(
     )
 
     # value from kv_cache, nvfp4 with a scale per token and head and 16 dims
-    value = tl.load(
-        kv_cache_ptr
-        + block[:, None, None] * kv_cache_stride_block
-        + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
-        + dim_byte[None, None, :]
-        + 72,
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_4(value)
     value = tl.reshape(value, (TOKENS, 8, 8, 16))
     value = _e2m1_values(value)
-    scale = tl.load(
-        kv_cache_ptr
-        + block[:, None, None, None] * kv_cache_stride_block
-        + slot[:, None, None, None] * kv_cache_stride_slot
-        + head[None, :, None, None] * kv_cache_stride_head
-        + dim_group[None, None, :, None]
-        + 136,
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _fp8_e4m3_values(scale, NATIVE)
-    outer = tl.load(value_scale_scale_ptr)
-
-    scale = scale * outer
+    scale = _fp8_e4m3_values(value_scale, NATIVE)
+    scale = scale * value_scale_scale
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1620,7 +1616,7 @@ def _gather_paged_kernel(
     dim = dim_group[:, None] * 16 + dim_lane[None, :]
     dim_byte = tl.arange(0, 64)
 
-    # key from kv_cache, nvfp4 with a scale per token and head and 16 dims
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1630,10 +1626,7 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    key = _unpack_4(key)
-    key = tl.reshape(key, (TOKENS, 8, 8, 16))
-    key = _e2m1_values(key)
-    scale = tl.load(
+    key_scale = tl.load(
         kv_cache_ptr
         + block[:, None, None, None] * kv_cache_stride_block
         + slot[:, None, None, None] * kv_cache_stride_slot
@@ -1643,10 +1636,35 @@ def _gather_paged_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, NATIVE)
-    outer = tl.load(key_scale_scale_ptr)
+    key_scale_scale = tl.load(key_scale_scale_ptr)
+    value = tl.load(
+        kv_cache_ptr
+        + block[:, None, None] * kv_cache_stride_block
+        + slot[:, None, None] * kv_cache_stride_slot
+        + head[None, :, None] * kv_cache_stride_head
+        + dim_byte[None, None, :]
+        + 72,
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        kv_cache_ptr
+        + block[:, None, None, None] * kv_cache_stride_block
+        + slot[:, None, None, None] * kv_cache_stride_slot
+        + head[None, :, None, None] * kv_cache_stride_head
+        + dim_group[None, None, :, None]
+        + 136,
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+    value_scale_scale = tl.load(value_scale_scale_ptr)
 
-    scale = scale * outer
+    # key from kv_cache, nvfp4 with a scale per token and head and 16 dims
+    key = _unpack_4(key)
+    key = tl.reshape(key, (TOKENS, 8, 8, 16))
+    key = _e2m1_values(key)
+    scale = _fp8_e4m3_values(key_scale, NATIVE)
+    scale = scale * key_scale_scale
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
@@ -1659,33 +1677,11 @@ def _gather_paged_kernel(
     )
 
     # value from kv_cache, nvfp4 with a scale per token and head and 16 dims
-    value = tl.load(
-        kv_cache_ptr
-        + block[:, None, None] * kv_cache_stride_block
-        + slot[:, None, None] * kv_cache_stride_slot
-        + head[None, :, None] * kv_cache_stride_head
-        + dim_byte[None, None, :]
-        + 72,
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_4(value)
     value = tl.reshape(value, (TOKENS, 8, 8, 16))
     value = _e2m1_values(value)
-    scale = tl.load(
-        kv_cache_ptr
-        + block[:, None, None, None] * kv_cache_stride_block
-        + slot[:, None, None, None] * kv_cache_stride_slot
-        + head[None, :, None, None] * kv_cache_stride_head
-        + dim_group[None, None, :, None]
-        + 136,
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _fp8_e4m3_values(scale, NATIVE)
-    outer = tl.load(value_scale_scale_ptr)
-
-    scale = scale * outer
+    scale = _fp8_e4m3_values(value_scale, NATIVE)
+    scale = scale * value_scale_scale
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1720,10 +1716,10 @@ def _gather_codes_kernel(
     value_scale_out_stride_token,
     value_scale_out_stride_head,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale and value and value_scale of TOKENS tokens, all heads."""
+    """One program reads key and key_scale and value and value_scale of 2 tokens, all heads."""
+    TOKENS: tl.constexpr = 2
     NUM_HEADS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 64
     KEY_SCALE_DIM: tl.constexpr = 8
@@ -1746,7 +1742,7 @@ def _gather_codes_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from kv_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1756,16 +1752,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # key_scale from kv_cache
     key_scale = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1776,16 +1762,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_scale_out_ptr
-        + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        key_scale,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_cache
     value = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1796,16 +1772,6 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        value_out_ptr
-        + token[:, None, None] * value_out_stride_token
-        + head[None, :, None] * value_out_stride_head
-        + value_dim[None, None, :],
-        value,
-        mask=written[:, None, None],
-    )
-
-    # value_scale from kv_cache
     value_scale = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1816,6 +1782,38 @@ def _gather_codes_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # key_scale from kv_cache
+    tl.store(
+        key_scale_out_ptr
+        + token[:, None, None] * key_scale_out_stride_token
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        key_scale,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_cache
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=written[:, None, None],
+    )
+
+    # value_scale from kv_cache
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token
@@ -1857,10 +1855,10 @@ def _gather_codes_paged_kernel(
     value_scale_out_stride_token,
     value_scale_out_stride_head,
     STRIDE_UNIT: tl.constexpr,
-    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and key_scale and value and value_scale of TOKENS tokens, all heads."""
+    """One program reads key and key_scale and value and value_scale of 2 tokens, all heads."""
+    TOKENS: tl.constexpr = 2
     NUM_HEADS: tl.constexpr = 8
     KEY_DIM: tl.constexpr = 64
     KEY_SCALE_DIM: tl.constexpr = 8
@@ -1889,7 +1887,7 @@ def _gather_codes_paged_kernel(
     value_dim = tl.arange(0, VALUE_DIM)
     value_scale_dim = tl.arange(0, VALUE_SCALE_DIM)
 
-    # key from kv_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1899,16 +1897,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # key_scale from kv_cache
     key_scale = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1919,16 +1907,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_scale_out_ptr
-        + token[:, None, None] * key_scale_out_stride_token
-        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
-        + key_scale_dim[None, None, :],
-        key_scale,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_cache
     value = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1939,16 +1917,6 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        value_out_ptr
-        + token[:, None, None] * value_out_stride_token
-        + head[None, :, None] * value_out_stride_head
-        + value_dim[None, None, :],
-        value,
-        mask=written[:, None, None],
-    )
-
-    # value_scale from kv_cache
     value_scale = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -1959,6 +1927,38 @@ def _gather_codes_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # key_scale from kv_cache
+    tl.store(
+        key_scale_out_ptr
+        + token[:, None, None] * key_scale_out_stride_token
+        + head[None, :, None] * key_scale_out_stride_head * STRIDE_UNIT
+        + key_scale_dim[None, None, :],
+        key_scale,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_cache
+    tl.store(
+        value_out_ptr
+        + token[:, None, None] * value_out_stride_token
+        + head[None, :, None] * value_out_stride_head
+        + value_dim[None, None, :],
+        value,
+        mask=written[:, None, None],
+    )
+
+    # value_scale from kv_cache
     tl.store(
         value_scale_out_ptr
         + token[:, None, None] * value_scale_out_stride_token

@@ -101,7 +101,20 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
     _check_separate("key_cache", key_cache, "value_cache", value_cache)
-    stride_unit = _stride_unit(8, key_cache.stride(3))
+    stride_unit = _stride_unit(
+        8,
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        key_cache.stride(3),
+        key.stride(0),
+        key.stride(1),
+        value_cache.stride(0),
+        value_cache.stride(1),
+        value_cache.stride(2),
+        value.stride(0),
+        value.stride(1),
+    )
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -109,22 +122,24 @@ def append(key, value, key_cache, value_cache, slot_mapping):
         numbers = (
             num_slots,
             num_tokens,
-            key_cache.stride(0),
-            key_cache.stride(1),
-            key_cache.stride(2),
+            key_cache.stride(0) // stride_unit,
+            key_cache.stride(1) // stride_unit,
+            key_cache.stride(2) // stride_unit,
             key_cache.stride(3) // stride_unit,
-            key.stride(0),
-            key.stride(1),
-            value_cache.stride(0),
-            value_cache.stride(1),
-            value_cache.stride(2),
-            value.stride(0),
-            value.stride(1),
+            key.stride(0) // stride_unit,
+            key.stride(1) // stride_unit,
+            value_cache.stride(0) // stride_unit,
+            value_cache.stride(1) // stride_unit,
+            value_cache.stride(2) // stride_unit,
+            value.stride(0) // stride_unit,
+            value.stride(1) // stride_unit,
             stride_unit,
             tokens,
         )
         with _on(device):
-            compiled = _append_kernel[grid](key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_kernel[grid](
+                key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 2
+            )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -145,7 +160,15 @@ def append_key(key, key_cache, slot_mapping):
     _check_buffer("key_cache", key_cache, (num_blocks, NUM_HEADS, 16, BLOCK_SIZE, 8), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
-    stride_unit = _stride_unit(8, key_cache.stride(3))
+    stride_unit = _stride_unit(
+        8,
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        key_cache.stride(3),
+        key.stride(0),
+        key.stride(1),
+    )
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -153,17 +176,19 @@ def append_key(key, key_cache, slot_mapping):
         numbers = (
             num_slots,
             num_tokens,
-            key_cache.stride(0),
-            key_cache.stride(1),
-            key_cache.stride(2),
+            key_cache.stride(0) // stride_unit,
+            key_cache.stride(1) // stride_unit,
+            key_cache.stride(2) // stride_unit,
             key_cache.stride(3) // stride_unit,
-            key.stride(0),
-            key.stride(1),
+            key.stride(0) // stride_unit,
+            key.stride(1) // stride_unit,
             stride_unit,
             tokens,
         )
         with _on(device):
-            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_key_kernel[grid](
+                key, key_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 2
+            )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -199,7 +224,9 @@ def append_value(value, value_cache, slot_mapping):
             tokens,
         )
         with _on(device):
-            compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_value_kernel[grid](
+                value, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 2
+            )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -230,7 +257,20 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
     _check_separate("key_cache", key_cache, "value_cache", value_cache)
-    stride_unit = _stride_unit(8, key_cache.stride(3))
+    stride_unit = _stride_unit(
+        8,
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        key_cache.stride(3),
+        key.stride(0),
+        key.stride(1),
+        value_cache.stride(0),
+        value_cache.stride(1),
+        value_cache.stride(2),
+        value.stride(0),
+        value.stride(1),
+    )
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -241,23 +281,31 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
             block_table.shape[0],
             num_slots,
             num_tokens,
-            key_cache.stride(0),
-            key_cache.stride(1),
-            key_cache.stride(2),
+            key_cache.stride(0) // stride_unit,
+            key_cache.stride(1) // stride_unit,
+            key_cache.stride(2) // stride_unit,
             key_cache.stride(3) // stride_unit,
-            key.stride(0),
-            key.stride(1),
-            value_cache.stride(0),
-            value_cache.stride(1),
-            value_cache.stride(2),
-            value.stride(0),
-            value.stride(1),
+            key.stride(0) // stride_unit,
+            key.stride(1) // stride_unit,
+            value_cache.stride(0) // stride_unit,
+            value_cache.stride(1) // stride_unit,
+            value_cache.stride(2) // stride_unit,
+            value.stride(0) // stride_unit,
+            value.stride(1) // stride_unit,
             stride_unit,
             tokens,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                key, value, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=8
+                key,
+                value,
+                key_cache,
+                value_cache,
+                block_table,
+                positions,
+                request_ids,
+                *numbers,
+                num_warps=1 if num_tokens <= 64 else 8,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -291,7 +339,20 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
     _check_separate("key_out", key_out, "value_out", value_out)
-    stride_unit = _stride_unit(8, key_cache.stride(3))
+    stride_unit = _stride_unit(
+        8,
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        key_cache.stride(3),
+        key_out.stride(0),
+        key_out.stride(1),
+        value_cache.stride(0),
+        value_cache.stride(1),
+        value_cache.stride(2),
+        value_out.stride(0),
+        value_out.stride(1),
+    )
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -299,23 +360,25 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
         numbers = (
             num_slots,
             num_tokens,
-            key_cache.stride(0),
-            key_cache.stride(1),
-            key_cache.stride(2),
+            key_cache.stride(0) // stride_unit,
+            key_cache.stride(1) // stride_unit,
+            key_cache.stride(2) // stride_unit,
             key_cache.stride(3) // stride_unit,
-            key_out.stride(0),
-            key_out.stride(1),
-            value_cache.stride(0),
-            value_cache.stride(1),
-            value_cache.stride(2),
-            value_out.stride(0),
-            value_out.stride(1),
+            key_out.stride(0) // stride_unit,
+            key_out.stride(1) // stride_unit,
+            value_cache.stride(0) // stride_unit,
+            value_cache.stride(1) // stride_unit,
+            value_cache.stride(2) // stride_unit,
+            value_out.stride(0) // stride_unit,
+            value_out.stride(1) // stride_unit,
             stride_unit,
             tokens,
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](key_out, value_out, key_cache, value_cache, slots, *numbers, num_warps=2)
+            compiled = _gather_kernel[grid](
+                key_out, value_out, key_cache, value_cache, slots, *numbers, num_warps=1 if num_tokens <= 64 else 2
+            )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
 
@@ -377,7 +440,20 @@ def gather_paged(
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
     _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
-    stride_unit = _stride_unit(8, key_cache.stride(3))
+    stride_unit = _stride_unit(
+        8,
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        key_cache.stride(3),
+        key_out.stride(0),
+        key_out.stride(1),
+        value_cache.stride(0),
+        value_cache.stride(1),
+        value_cache.stride(2),
+        value_out.stride(0),
+        value_out.stride(1),
+    )
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -389,17 +465,17 @@ def gather_paged(
             search_step,
             num_slots,
             num_tokens,
-            key_cache.stride(0),
-            key_cache.stride(1),
-            key_cache.stride(2),
+            key_cache.stride(0) // stride_unit,
+            key_cache.stride(1) // stride_unit,
+            key_cache.stride(2) // stride_unit,
             key_cache.stride(3) // stride_unit,
-            key_out.stride(0),
-            key_out.stride(1),
-            value_cache.stride(0),
-            value_cache.stride(1),
-            value_cache.stride(2),
-            value_out.stride(0),
-            value_out.stride(1),
+            key_out.stride(0) // stride_unit,
+            key_out.stride(1) // stride_unit,
+            value_cache.stride(0) // stride_unit,
+            value_cache.stride(1) // stride_unit,
+            value_cache.stride(2) // stride_unit,
+            value_out.stride(0) // stride_unit,
+            value_out.stride(1) // stride_unit,
             stride_unit,
             tokens,
             zero_skipped,
@@ -415,7 +491,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1 if num_tokens <= 64 else 8,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -777,12 +853,15 @@ def _append_kernel(
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
-        key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
+        key_ptr + token[None, :] * key_stride_token * STRIDE_UNIT + head * key_stride_head * STRIDE_UNIT + dim[:, None],
         mask=in_range[None, :],
         other=0,
     )
     value = tl.load(
-        value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
+        value_ptr
+        + token[None, :] * value_stride_token * STRIDE_UNIT
+        + head * value_stride_head * STRIDE_UNIT
+        + dim[:, None],
         mask=in_range[None, :],
         other=0,
     )
@@ -790,9 +869,9 @@ def _append_kernel(
     # key to key_cache
     tl.store(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8
+        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+        + head * key_cache_stride_head * STRIDE_UNIT
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         key,
@@ -803,18 +882,18 @@ def _append_kernel(
     if whole:
         tl.store(
             value_cache_ptr
-            + first_block * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
+            + first_block * value_cache_stride_block * STRIDE_UNIT
+            + head * value_cache_stride_head * STRIDE_UNIT
+            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
             + run_slot[None, :],
             value,
         )
     else:
         tl.store(
             value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
+            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
+            + head * value_cache_stride_head * STRIDE_UNIT
+            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
             + slot[None, :],
             value,
             mask=valid[None, :],
@@ -852,7 +931,7 @@ def _append_key_kernel(
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
-        key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
+        key_ptr + token[None, :] * key_stride_token * STRIDE_UNIT + head * key_stride_head * STRIDE_UNIT + dim[:, None],
         mask=in_range[None, :],
         other=0,
     )
@@ -860,9 +939,9 @@ def _append_key_kernel(
     # key to key_cache
     tl.store(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8
+        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+        + head * key_cache_stride_head * STRIDE_UNIT
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         key,
@@ -989,12 +1068,15 @@ def _append_positions_kernel(
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
-        key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
+        key_ptr + token[None, :] * key_stride_token * STRIDE_UNIT + head * key_stride_head * STRIDE_UNIT + dim[:, None],
         mask=in_range[None, :],
         other=0,
     )
     value = tl.load(
-        value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
+        value_ptr
+        + token[None, :] * value_stride_token * STRIDE_UNIT
+        + head * value_stride_head * STRIDE_UNIT
+        + dim[:, None],
         mask=in_range[None, :],
         other=0,
     )
@@ -1002,9 +1084,9 @@ def _append_positions_kernel(
     # key to key_cache
     tl.store(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8
+        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+        + head * key_cache_stride_head * STRIDE_UNIT
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         key,
@@ -1015,18 +1097,18 @@ def _append_positions_kernel(
     if whole:
         tl.store(
             value_cache_ptr
-            + first_block * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
+            + first_block * value_cache_stride_block * STRIDE_UNIT
+            + head * value_cache_stride_head * STRIDE_UNIT
+            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
             + run_slot[None, :],
             value,
         )
     else:
         tl.store(
             value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
+            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
+            + head * value_cache_stride_head * STRIDE_UNIT
+            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
             + slot[None, :],
             value,
             mask=valid[None, :],
@@ -1080,44 +1162,52 @@ def _gather_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8
+        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+        + head * key_cache_stride_head * STRIDE_UNIT
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         mask=valid[None, :],
         other=0,
     )
-    tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
-        key,
-        mask=written[None, :],
-    )
-
-    # value from value_cache
     if whole:
         value = tl.load(
             value_cache_ptr
-            + first_block * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
+            + first_block * value_cache_stride_block * STRIDE_UNIT
+            + head * value_cache_stride_head * STRIDE_UNIT
+            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
             + run_slot[None, :]
         )
     else:
         value = tl.load(
             value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
+            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
+            + head * value_cache_stride_head * STRIDE_UNIT
+            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
             + slot[None, :],
             mask=valid[None, :],
             other=0,
         )
+
+    # key from key_cache
     tl.store(
-        value_out_ptr + token[None, :] * value_out_stride_token + head * value_out_stride_head + dim[:, None],
+        key_out_ptr
+        + token[None, :] * key_out_stride_token * STRIDE_UNIT
+        + head * key_out_stride_head * STRIDE_UNIT
+        + dim[:, None],
+        key,
+        mask=written[None, :],
+    )
+
+    # value from value_cache
+    tl.store(
+        value_out_ptr
+        + token[None, :] * value_out_stride_token * STRIDE_UNIT
+        + head * value_out_stride_head * STRIDE_UNIT
+        + dim[:, None],
         value,
         mask=written[None, :],
     )
@@ -1185,44 +1275,52 @@ def _gather_paged_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8
+        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+        + head * key_cache_stride_head * STRIDE_UNIT
+        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
         + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
         + (dim % 8)[:, None],
         mask=valid[None, :],
         other=0,
     )
-    tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
-        key,
-        mask=written[None, :],
-    )
-
-    # value from value_cache
     if whole:
         value = tl.load(
             value_cache_ptr
-            + first_block * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
+            + first_block * value_cache_stride_block * STRIDE_UNIT
+            + head * value_cache_stride_head * STRIDE_UNIT
+            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
             + run_slot[None, :]
         )
     else:
         value = tl.load(
             value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
+            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
+            + head * value_cache_stride_head * STRIDE_UNIT
+            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
             + slot[None, :],
             mask=valid[None, :],
             other=0,
         )
+
+    # key from key_cache
     tl.store(
-        value_out_ptr + token[None, :] * value_out_stride_token + head * value_out_stride_head + dim[:, None],
+        key_out_ptr
+        + token[None, :] * key_out_stride_token * STRIDE_UNIT
+        + head * key_out_stride_head * STRIDE_UNIT
+        + dim[:, None],
+        key,
+        mask=written[None, :],
+    )
+
+    # value from value_cache
+    tl.store(
+        value_out_ptr
+        + token[None, :] * value_out_stride_token * STRIDE_UNIT
+        + head * value_out_stride_head * STRIDE_UNIT
+        + dim[:, None],
         value,
         mask=written[None, :],
     )

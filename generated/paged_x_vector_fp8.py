@@ -182,7 +182,7 @@ def append(key, value, key_cache, value_cache, slot_mapping, key_scale, value_sc
                 value_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=2,
+                num_warps=1 if num_tokens <= 64 else 2,
                 enable_fp_fusion=False,
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
@@ -232,7 +232,13 @@ def append_key(key, key_cache, slot_mapping, key_scale):
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
-                key, key_cache.view(torch.uint8), key_scale, slot_mapping, *numbers, num_warps=2, enable_fp_fusion=False
+                key,
+                key_cache.view(torch.uint8),
+                key_scale,
+                slot_mapping,
+                *numbers,
+                num_warps=1 if num_tokens <= 64 else 2,
+                enable_fp_fusion=False,
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
@@ -285,7 +291,7 @@ def append_value(value, value_cache, slot_mapping, value_scale):
                 value_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=2,
+                num_warps=1 if num_tokens <= 64 else 2,
                 enable_fp_fusion=False,
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
@@ -374,7 +380,7 @@ def append_positions(
                 positions,
                 request_ids,
                 *numbers,
-                num_warps=4,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
@@ -475,7 +481,7 @@ def gather(key_cache, value_cache, slots, key_scale, value_scale, *, dtype=None,
                 value_scale,
                 slots,
                 *numbers,
-                num_warps=2,
+                num_warps=1 if num_tokens <= 64 else 2,
                 enable_fp_fusion=False,
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
@@ -615,7 +621,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
@@ -700,7 +706,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
                 value_cache.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=2,
+                num_warps=1 if num_tokens <= 64 else 2,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
@@ -819,7 +825,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=8,
+                num_warps=1 if num_tokens <= 64 else 8,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -1593,7 +1599,7 @@ def _gather_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # key from key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[None, :] * key_cache_stride_block
@@ -1604,18 +1610,7 @@ def _gather_kernel(
         mask=valid[None, :],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
-    key = key * scale
-    key = _rounded(key, key_out_ptr.dtype.element_ty)
-    tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
-        key,
-        mask=written[None, :],
-    )
-
-    # value from value_cache, fp8_e4m3 with a given scale per tensor
+    key_scale = tl.load(key_scale_ptr)
     if whole:
         value = tl.load(
             value_cache_ptr
@@ -1634,9 +1629,22 @@ def _gather_kernel(
             mask=valid[None, :],
             other=0,
         )
+    value_scale = tl.load(value_scale_ptr)
+
+    # key from key_cache, fp8_e4m3 with a given scale per tensor
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
+    key = key * scale
+    key = _rounded(key, key_out_ptr.dtype.element_ty)
+    tl.store(
+        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
+        key,
+        mask=written[None, :],
+    )
+
+    # value from value_cache, fp8_e4m3 with a given scale per tensor
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1710,7 +1718,7 @@ def _gather_paged_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # key from key_cache, fp8_e4m3 with a given scale per tensor
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[None, :] * key_cache_stride_block
@@ -1721,18 +1729,7 @@ def _gather_paged_kernel(
         mask=valid[None, :],
         other=0,
     )
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(key_scale_ptr)
-    scale = _to_float32(scale)
-    key = key * scale
-    key = _rounded(key, key_out_ptr.dtype.element_ty)
-    tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
-        key,
-        mask=written[None, :],
-    )
-
-    # value from value_cache, fp8_e4m3 with a given scale per tensor
+    key_scale = tl.load(key_scale_ptr)
     if whole:
         value = tl.load(
             value_cache_ptr
@@ -1751,9 +1748,22 @@ def _gather_paged_kernel(
             mask=valid[None, :],
             other=0,
         )
+    value_scale = tl.load(value_scale_ptr)
+
+    # key from key_cache, fp8_e4m3 with a given scale per tensor
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
+    key = key * scale
+    key = _rounded(key, key_out_ptr.dtype.element_ty)
+    tl.store(
+        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
+        key,
+        mask=written[None, :],
+    )
+
+    # value from value_cache, fp8_e4m3 with a given scale per tensor
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(value_scale_ptr)
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, value_out_ptr.dtype.element_ty)
     tl.store(
@@ -1809,7 +1819,7 @@ def _gather_codes_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[None, :] * key_cache_stride_block
@@ -1820,13 +1830,6 @@ def _gather_codes_kernel(
         mask=valid[None, :],
         other=0,
     )
-    tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
-        key,
-        mask=written[None, :],
-    )
-
-    # value from value_cache
     if whole:
         value = tl.load(
             value_cache_ptr
@@ -1845,6 +1848,15 @@ def _gather_codes_kernel(
             mask=valid[None, :],
             other=0,
         )
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
+        key,
+        mask=written[None, :],
+    )
+
+    # value from value_cache
     tl.store(
         value_out_ptr + token[None, :] * value_out_stride_token + head * value_out_stride_head + dim[:, None],
         value,
@@ -1913,7 +1925,7 @@ def _gather_codes_paged_kernel(
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[None, :] * key_cache_stride_block
@@ -1924,13 +1936,6 @@ def _gather_codes_paged_kernel(
         mask=valid[None, :],
         other=0,
     )
-    tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
-        key,
-        mask=written[None, :],
-    )
-
-    # value from value_cache
     if whole:
         value = tl.load(
             value_cache_ptr
@@ -1949,6 +1954,15 @@ def _gather_codes_paged_kernel(
             mask=valid[None, :],
             other=0,
         )
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
+        key,
+        mask=written[None, :],
+    )
+
+    # value from value_cache
     tl.store(
         value_out_ptr + token[None, :] * value_out_stride_token + head * value_out_stride_head + dim[:, None],
         value,

@@ -262,7 +262,7 @@ def gather(kv_cache, slots, *, out=None, zero_skipped=False):
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](key_out, value_out, kv_cache, slots, *numbers, num_warps=4)
+            compiled = _gather_kernel[grid](key_out, value_out, kv_cache, slots, *numbers, num_warps=2)
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
 
@@ -335,7 +335,7 @@ def gather_paged(
         )
         with _on(device):
             compiled = _gather_paged_kernel[grid](
-                key_out, value_out, kv_cache, block_table, seq_lens, cu_seq_lens, starts, *numbers, num_warps=4
+                key_out, value_out, kv_cache, block_table, seq_lens, cu_seq_lens, starts, *numbers, num_warps=2
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -876,7 +876,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -886,16 +886,6 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_cache
     value = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -906,6 +896,18 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_cache
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -967,7 +969,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -977,16 +979,6 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_cache
     value = tl.load(
         kv_cache_ptr
         + block[:, None, None] * kv_cache_stride_block
@@ -997,6 +989,18 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_cache
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token

@@ -284,7 +284,7 @@ def gather(kv_block, slots, *, layer, out=None, zero_skipped=False):
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](key_out, value_out, kv_block, slots, layer, *numbers, num_warps=4)
+            compiled = _gather_kernel[grid](key_out, value_out, kv_block, slots, layer, *numbers, num_warps=2)
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped, num_layers=num_layers)
     return key_out, value_out
 
@@ -360,7 +360,7 @@ def gather_paged(
         )
         with _on(device):
             compiled = _gather_paged_kernel[grid](
-                key_out, value_out, kv_block, block_table, seq_lens, cu_seq_lens, starts, layer, *numbers, num_warps=4
+                key_out, value_out, kv_block, block_table, seq_lens, cu_seq_lens, starts, layer, *numbers, num_warps=2
             )
         _gather_paged_kept.keep(
             compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None, num_layers=num_layers
@@ -941,7 +941,7 @@ def _gather_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_block
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_block_ptr
         + block[:, None, None] * kv_block_stride_block
@@ -952,16 +952,6 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_block
     value = tl.load(
         kv_block_ptr
         + block[:, None, None] * kv_block_stride_block
@@ -973,6 +963,18 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_block
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_block
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
@@ -1045,7 +1047,7 @@ def _gather_paged_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
-    # key from kv_block
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         kv_block_ptr
         + block[:, None, None] * kv_block_stride_block
@@ -1056,16 +1058,6 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from kv_block
     value = tl.load(
         kv_block_ptr
         + block[:, None, None] * kv_block_stride_block
@@ -1077,6 +1069,18 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+
+    # key from kv_block
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from kv_block
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token

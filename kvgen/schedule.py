@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from kvgen.layout import KernelHints, Layout, Stream
+from kvgen.layout import KernelHints, Layout, Record, Stream
 from kvgen.lower import SLOT_NUMBER
 from kvgen.plan import Copy, Plan, View
 from kvgen.quant import MODES
@@ -88,17 +88,17 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
     worked_on = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
     streams = [layout.stream(name) for name in plan.streams]
-    moved = plan.kind == "append" and not worked_on and not slot_minor
+    moved = not worked_on and not slot_minor
     tokens = wish.tokens or _tokens(layout, slot_minor, worked_on, widest, 2 * row if plan.staged else row, moved)
     staged = STAGED_PER_WARP if plan.query is None else QUERY_PER_WARP
     per_warp = staged if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
     if moved:
-        per_warp = 512  # more accesses of a thread are under way at a time
+        per_warp = 512 if tokens == 1 else 1024  # more accesses of a thread are under way at a time
     if plan.kind == "append" and worked_on and tokens == 1 and not plan.staged and all(map(_by_row, streams)):
-        per_warp = min(per_warp, 512)
+        per_warp = min(per_warp, 32 * _aligned(layout, plan))
     whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
     if any(map(worked_on_together, streams)):
-        per_warp = 512 if plan.kind == "append" else 256
+        per_warp = 512 if plan.kind == "append" else 1024
     elif any(map(_by_channel, streams)):
         per_warp = min(per_warp, 512)
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
@@ -108,7 +108,10 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     few_warps = num_warps if wish.num_warps or not worked_on or whole_groups else few_warps
     by_count = tokens > 1 and wish.tokens is None and not moved
     few = FEW_ENCODED if plan.kind == "append" and worked_on and not (plan.staged or slot_minor) else FEW_TOKENS
-    found = Schedule(tokens, by_count, heads, num_warps, few_warps, tiles, few=few)
+    some = SOME_TOKENS
+    if slot_minor and by_count and not wish.num_warps:
+        few_warps, some = min(num_warps, padded_side(math.ceil(row / 256))), few
+    found = Schedule(tokens, by_count, heads, num_warps, few_warps, tiles, few=few, some=some)
     if wish.few is not None:
         few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
         warps = wish.few.num_warps or num_warps
@@ -144,6 +147,12 @@ def _by_row(stream: Stream) -> bool:
     """Whether values are moved, or become codes of a byte or more under scales that whole rows share."""
     mode = MODES.get(stream.encoding.mode) if stream.encoding else None
     return stream.group is None and (mode is None or mode.bits >= 8)
+
+
+def _aligned(layout: Layout, plan: Plan) -> int:
+    """Bytes that a row of the cache begins at a multiple of, those of the widest access at the most."""
+    places = [layout.buffer(plan.cache_view(copy).tensor).place for copy in plan.copies]
+    return math.gcd(VECTOR, *(place.pitch for place in places if isinstance(place.content, Record)))
 
 
 def _by_channel(stream: Stream) -> bool:

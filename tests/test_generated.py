@@ -137,6 +137,7 @@ def skeleton(text: str) -> list[str]:
     plain = re.sub(r"(?s)\ndef _stride_unit\(.*?\n\n", "\n", plain)
     plain = re.sub(r"(?m)^ *stride_unit = .*\n|, (STRIDE_UNIT: tl\.constexpr|stride_unit)\b", "", plain)
     plain = re.sub(r" (//|\*) (stride_unit|STRIDE_UNIT)\b", "", plain)
+    plain = re.sub(r"(num_warps=\d+) if num_tokens <= \d+ else \d+", r"\1", plain)  # as many as values ask for
     return re.sub(r"\b\d+\b", "N", plain).splitlines()
 
 

@@ -72,7 +72,7 @@ SCALES = [
     Mutant("inverse taken for the scale", AWAY, APPEND, r"scale = tl\.div_rn\(1\.0, inverse\)", "scale, inverse = inverse, tl.div_rn(1.0, inverse)", "append/T1"),
     Mutant("scale of the tensor forgotten", NVFP4, APPEND, r" \* \w+_scale_scale", "", "append/T1"),
     Mutant("codes without the scale of the tensor", NVFP4, APPEND, r"\n    scale = scale \* \w+_scale_scale", "", "append/T1"),
-    Mutant("scale of the tensor ignored by gather", NVFP4, GATHER, r" \* outer", "", "gather/as_float32"),
+    Mutant("scale of the tensor ignored by gather", NVFP4, GATHER, r" \* \w+_scale_scale", "", "gather/as_float32"),
     Mutant("exponent off by one", MXFP8, "_e8m0_over_ceil", r"\+ 127", "+ 128", "append/T1"),
     Mutant("exponent rounded down", MXFP8, "_e8m0_over_ceil", r" \+ 0x7FFFFF", "", "append/T1"),
     Mutant("smallest exponent taken for zero", MXFP8, "_e8m0_values", r"code == 0, 0x400000", "code == 0, 0", "append/edges"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.axes import Axis
-from kvgen.emit.args import Arg, stride_factors, stride_unit
+from kvgen.emit.args import Arg, stride_factors, stride_unit, widest_unit
 from kvgen.emit.encoding import regroup
 from kvgen.emit.index import Variable, address, dim_name, subscript
 from kvgen.emit.names import extent_name, extents_of, index_name
@@ -179,7 +179,9 @@ class Indexing:
             return name if self.strides[name].value.endswith(")") else f"{name} * {self.unit_name}"
         factors = stride_factors(self.layout, view, stream, dim)
         divisible = all(factor % 16 == 0 for factor in factors)
-        unit = self.stride_unit if not divisible and all(factor % self.stride_unit == 0 for factor in factors) else 1
+        unit = self.stride_unit if all(factor % self.stride_unit == 0 for factor in factors) else 1
+        if divisible and unit < widest_unit(self.plan):
+            unit = 1  # the compiler knows more of it as it is
         value = f"{view.tensor}.stride({dim})" + (f" // {self.unit_name.lower()}" if unit > 1 else "")
-        self.strides[name] = Arg(name, "i64", value, "stride", divisible)
+        self.strides[name] = Arg(name, "i64", value, "stride", all(factor % (16 * unit) == 0 for factor in factors))
         return f"{name} * {self.unit_name}" if unit > 1 else name

@@ -34,12 +34,14 @@ def test_one_token_with_all_heads_where_dim_is_fastest() -> None:
 def test_a_tile_of_tokens_where_slot_is_fastest() -> None:
     found = chosen("paged_x_vector")
     assert (found.tokens, found.by_count, found.heads, found.num_warps) == (16, True, 1, 2)
+    assert (found.few_tokens, found.few, found.some, found.few_warps) == (1, 64, 64, 1)
     assert [(tile.order, tile.runs) for tile in found.tiles] == [(("dim", "token"), False), (("dim", "token"), True)]
 
 
 def test_small_rows_share_a_program() -> None:
-    found = chosen("mla")
-    assert (found.tokens, found.by_count, found.num_warps) == (2, False, 2)
+    for function in ("append", "gather"):
+        found = chosen("mla", function)
+        assert (found.tokens, found.by_count, found.num_warps) == (2, False, 1)
     found = chosen("mla_fp8_record")
     assert (found.tokens, found.by_count, found.few, found.num_warps) == (4, True, 256, 2)
 
@@ -58,6 +60,16 @@ def test_warps_of_one_token_that_is_worked_on() -> None:
     for name, many in warps.items():
         found = chosen(name)
         assert (found.tokens, found.num_warps, found.few_warps) == (1, many, 4), name
+
+
+def test_a_thread_has_what_one_access_takes() -> None:
+    """Rows of 264 bytes are reached by 8 bytes at a time, those of 128 by 16."""
+    assert [chosen(name).num_warps for name in ("packed_fp8_token_head", "nhd_fp8_token_head")] == [4, 2]
+
+
+def test_warps_of_gathers() -> None:
+    for name, many in {"paged_nhd": 2, "nhd_fp8_tensor": 1, "nhd_nvfp4": 1, "nhd_bf16k_turbo3v": 1}.items():
+        assert chosen(name, "gather").num_warps == many, name
 
 
 def test_groups_under_a_scale_by_norm_are_whole_in_a_thread() -> None:
