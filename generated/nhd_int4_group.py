@@ -1154,11 +1154,7 @@ def _append_value_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     value_dim_group = tl.arange(0, 4).to(tl.int64)
-    value_dim_run = (
-        tl.arange(0, 128 // VALUE_DIM_RUN)[:, None, None] * VALUE_DIM_RUN
-        + tl.arange(0, VALUE_DIM_RUN // 8)[None, :, None] * 8
-        + tl.arange(0, 8)[None, None, :]
-    )
+    value_dim_run = _runs(128, VALUE_DIM_RUN)
     value_dim_byte = tl.arange(0, 64).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1168,7 +1164,7 @@ def _append_value_kernel(
         + head[None, :, None, None] * value_stride_head
         + value_dim_run[:, None, :, :]
     )
-    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 4, 32))
+    value = tl.reshape(_by_rows(value), (8, 4, 32))
 
     # value to value_cache, int4_asymmetric with a scale per token and head and 32 dims
     value = value.to(tl.float32)
@@ -2429,6 +2425,32 @@ def _fill_slots_kernel(
 
 
 _EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+_LANES_FIRST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7))
+
+
+@triton.jit
+def _runs(dims: tl.constexpr, run: tl.constexpr):
+    """Indices of dims in runs that lie in one thread each: [runs, run / 8, 8], and from Triton 3.7 on [run / 8, runs, 8].
+
+    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last.
+    """
+    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // 8) * 8
+    if _LANES_FIRST:
+        index = first[:, None] + part[None, :]
+    else:
+        index = part[:, None] + first[None, :]
+    return index[:, :, None] + tl.arange(0, 8)[None, None, :]
+
+
+@triton.jit
+def _by_rows(x):
+    """What was loaded in runs of all heads' dims, heads second, as [heads, runs, run / 8, 8]."""
+    if _LANES_FIRST:
+        x = tl.permute(x, (1, 0, 2, 3))
+    else:
+        x = tl.permute(x, (1, 2, 0, 3))
+    return x
 
 
 @triton.jit

@@ -36,7 +36,7 @@ from kvgen.lower import SLOT_NUMBER, coalesce, planes
 from kvgen.plan import Copy, Fill, Plan, View
 from kvgen.quant import MODES
 from kvgen.quant.turbo import GROUP
-from kvgen.schedule import ELEMENTS, Schedule, Tile, padded_side, schedule
+from kvgen.schedule import Schedule, Tile, padded_side, schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,27 +356,18 @@ class Builder(Staging):
     def _in_runs(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
         """The section of codes that share bytes, where what shares a byte or a scale is to lie in one thread each.
 
-        Its values are loaded in runs of several accesses, whose axes are laid out as those of groups in halves are.
+        Its values are loaded in runs of several accesses.
         """
-        lead = sum(name not in ("group", "dim") for name in tile.order)
-        name, rank = f"{index_name(self.layout, copy.stream, 'dim')}_run", lead + 3
-        length = name.upper()
+        name = f"{index_name(self.layout, copy.stream, 'dim')}_run"
+        length, dims = name.upper(), self.layout.stream(copy.stream).axes[-1].extent
         few = f"{tile.few_held} if num_tokens <= {self.sched.some} else " if tile.few_held != tile.held else ""
         self.tiles[length] = Arg(length, "constexpr", f"{few}{tile.held}", "run", False, tile.held, tile.few_held)
-        runs = f"tl.arange(0, {self.layout.stream(copy.stream).axes[-1].extent} // {length})[:, None, None] * {length}"
-        parts = f"tl.arange(0, {length} // {ELEMENTS})[None, :, None] * {ELEMENTS}"
-        self.definitions[name] = f"{runs} + {parts} + tl.arange(0, {ELEMENTS})[None, None, :]"
-        seen = {
-            axis: replace(variable, position=variable.position + 1) if isinstance(variable.position, int) else variable
-            for axis, variable in variables.items()
-        }
-        seen["dim"] = Variable(name, (0, rank - 2, rank - 1))
-        places = (*range(1, lead + 1), 0, rank - 2, rank - 1)
-        return replace(
-            context,
-            dense=self._side(self.plan.dense_view(copy), copy.stream, seen, rank, context.value_type),
-            together=f"tl.reshape(tl.permute({copy.stream}, {places}), {tuple_text(sides(tile))})",
-        )
+        self.definitions[name] = f"_runs({dims}, {length})"
+        seen = variables | {"dim": Variable(name, (0, 2, 3))}
+        if "head" in tile.order:
+            seen["head"] = replace(variables["head"], position=1)
+        dense = self._side(self.plan.dense_view(copy), copy.stream, seen, 4, context.value_type)
+        return replace(context, dense=dense, together=f"tl.reshape(_by_rows({copy.stream}), {tuple_text(sides(tile))})")
 
     def _packed(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
         """The section of a stream whose codes share bytes: the cache's side has a tile of bytes."""
