@@ -158,13 +158,13 @@ streams:
     dim: 32
     head: none
     quant: {mode: int4_asymmetric, zero: {kind: point}, scale: {per: token, dtype: float32, floor: {amax: 0.5}}}
-  plain: {dtype: float32, store: float16}
+  short: {dtype: float32, store: float16}
 buffers:
   cache:
     order: block layer slot
     fields:
       [{key: head dim}, {key.scale: head dim//16}, {value: head dim},
-       {plain: head dim}, extra, extra.scale, extra.zero]
+       {short: head dim}, extra, extra.scale, extra.zero]
 slots: {dtype: int32, skip: 0, remap: window, shard: {world: 4, interleave: 2}}
 """
 
@@ -227,7 +227,7 @@ def test_a_module_says_what_its_layout_is() -> None:
     }
     assert encodings["extra"]["zero"] == {"kind": "point", "dtype": "uint8", "stored": "extra.zero"}
     assert encodings["extra"]["scale"]["floor"] == {"amax": 0.5}
-    assert encodings["plain"] == {"mode": "cast", "code": "float16"}
+    assert encodings["short"] == {"mode": "cast", "code": "float16"}
     assert ast.literal_eval(repr(facts)) == facts
     plain = describe(load(ROOT / "layouts" / "contiguous_nhd.yaml"))
     assert plain["contiguous"]
@@ -281,3 +281,20 @@ def test_rows_are_read_before_the_slot_is_known(slots: str, waits: bool, dim: in
     load = before[before.index("    key = tl.load(") : before.index("    value = tl.load(")]
     assert ("    if not valid:\n        return\n" in before or "mask=valid" in load) == waits
     assert ("in_range[" in load) == (dim == 8 and not waits)
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "first"),
+    [
+        ("nhd_nvfp4", "gather", ["key", "key_scale", "key_scale_scale", "value", "value_scale", "value_scale_scale"]),
+        ("nhd_bf16k_turbo4v", "gather", ["key"]),  # a codebook takes the registers that values would wait in
+        ("nhd_int8_block", "append", ["key", "value", "key_scale", "value_scale"]),
+        ("nhd_fp8_tensor", "append", ["key", "key_scale", "value", "value_scale"]),
+    ],
+)
+def test_all_is_read_before_anything_is_written(texts, name: str, function: str, first: list[str]) -> None:
+    """What depends on the slot last in an append: nothing waits behind it."""
+    text = texts[f"{name}.py"]
+    kernel = text[text.index(f"def _{function}_kernel(") :]
+    before = kernel[: kernel.index("    tl.store(")]
+    assert [x for x in re.findall(r"(\w+) = tl\.load\(", before) if x != "slot_number"] == first
