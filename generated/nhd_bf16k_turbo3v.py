@@ -139,6 +139,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
             value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            16,
             stride_unit,
             _native(device),
         )
@@ -210,6 +211,7 @@ def append_value(value, value_cache, slot_mapping):
             value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            16,
             stride_unit,
             _native(device),
         )
@@ -266,6 +268,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
             value_cache.stride(2) // stride_unit,
             value.stride(0),
             value.stride(1),
+            16,
             stride_unit,
             _native(device),
         )
@@ -1034,6 +1037,7 @@ def _append_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    VALUE_DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -1051,9 +1055,7 @@ def _append_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_dim = tl.arange(0, KEY_DIM)
     value_dim_group = tl.arange(0, 8)
-    value_dim_lane = tl.arange(0, 8)
-    value_dim_half = tl.arange(0, 2)
-    value_dim = value_dim_group[:, None, None] * 16 + value_dim_half[None, :, None] * 8 + value_dim_lane[None, None, :]
+    value_dim_run = _runs(128, VALUE_DIM_RUN)
     value_dim_word = tl.arange(0, 16)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1062,9 +1064,9 @@ def _append_kernel(
         value_ptr
         + token * value_stride_token
         + head[None, :, None, None] * value_stride_head
-        + value_dim[:, None, :, :]
+        + value_dim_run[:, None, :, :]
     )
-    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 8, 16))
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
 
     # key to key_cache
     tl.store(
@@ -1165,6 +1167,7 @@ def _append_value_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    VALUE_DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -1180,9 +1183,7 @@ def _append_value_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     value_dim_group = tl.arange(0, 8)
-    value_dim_lane = tl.arange(0, 8)
-    value_dim_half = tl.arange(0, 2)
-    value_dim = value_dim_group[:, None, None] * 16 + value_dim_half[None, :, None] * 8 + value_dim_lane[None, None, :]
+    value_dim_run = _runs(128, VALUE_DIM_RUN)
     value_dim_word = tl.arange(0, 16)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1190,9 +1191,9 @@ def _append_value_kernel(
         value_ptr
         + token * value_stride_token
         + head[None, :, None, None] * value_stride_head
-        + value_dim[:, None, :, :]
+        + value_dim_run[:, None, :, :]
     )
-    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 8, 16))
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
 
     # value to value_cache, rotated, turbo3 with a scale per token and head and 16 dims
     value = value.to(tl.float32)
@@ -1253,6 +1254,7 @@ def _append_positions_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    VALUE_DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -1276,9 +1278,7 @@ def _append_positions_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_dim = tl.arange(0, KEY_DIM)
     value_dim_group = tl.arange(0, 8)
-    value_dim_lane = tl.arange(0, 8)
-    value_dim_half = tl.arange(0, 2)
-    value_dim = value_dim_group[:, None, None] * 16 + value_dim_half[None, :, None] * 8 + value_dim_lane[None, None, :]
+    value_dim_run = _runs(128, VALUE_DIM_RUN)
     value_dim_word = tl.arange(0, 16)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1287,9 +1287,9 @@ def _append_positions_kernel(
         value_ptr
         + token * value_stride_token
         + head[None, :, None, None] * value_stride_head
-        + value_dim[:, None, :, :]
+        + value_dim_run[:, None, :, :]
     )
-    value = tl.reshape(tl.permute(value, (1, 0, 2, 3)), (8, 8, 16))
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
 
     # key to key_cache
     tl.store(
@@ -2151,6 +2151,28 @@ def _fill_slots_kernel(
 
 
 _EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+_LANES_FIRST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7))
+
+
+@triton.jit
+def _runs(dims: tl.constexpr, run: tl.constexpr):
+    """Indices of dims in runs that lie in one thread each: [runs, run / 8, 8], and from Triton 3.7 on [run / 8, runs, 8].
+
+    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last.
+    """
+    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // 8) * 8
+    if _LANES_FIRST:
+        index = first[:, None] + part[None, :]
+    else:
+        index = part[:, None] + first[None, :]
+    return index[:, :, None] + tl.arange(0, 8)[None, None, :]
+
+
+@triton.jit
+def _by_rows(x, lanes_first: tl.constexpr, lanes_last: tl.constexpr):
+    """What was loaded in runs of dims, [..., runs, run / 8, 8]; the orders are those of its axes as _runs has them."""
+    return tl.permute(x, lanes_first if _LANES_FIRST else lanes_last)
 
 
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)

@@ -1414,11 +1414,11 @@ def _append_kernel(
     key = tl.load(
         key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
     )
-    key = tl.reshape(_by_rows(key), (8, 4, 32))
+    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
     value = tl.load(
         value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
     )
-    value = tl.reshape(_by_rows(value), (8, 4, 32))
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
@@ -1510,7 +1510,7 @@ def _append_key_kernel(
     key = tl.load(
         key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
     )
-    key = tl.reshape(_by_rows(key), (8, 4, 32))
+    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
@@ -1576,7 +1576,7 @@ def _append_value_kernel(
     value = tl.load(
         value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
     )
-    value = tl.reshape(_by_rows(value), (8, 4, 32))
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
     value = value.to(tl.float32)
@@ -1664,11 +1664,11 @@ def _append_positions_kernel(
     key = tl.load(
         key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
     )
-    key = tl.reshape(_by_rows(key), (8, 4, 32))
+    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
     value = tl.load(
         value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
     )
-    value = tl.reshape(_by_rows(value), (8, 4, 32))
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
     key = key.to(tl.float32)
@@ -2779,13 +2779,9 @@ def _runs(dims: tl.constexpr, run: tl.constexpr):
 
 
 @triton.jit
-def _by_rows(x):
-    """What was loaded in runs of all heads' dims, heads second, as [heads, runs, run / 8, 8]."""
-    if _LANES_FIRST:
-        x = tl.permute(x, (1, 0, 2, 3))
-    else:
-        x = tl.permute(x, (1, 2, 0, 3))
-    return x
+def _by_rows(x, lanes_first: tl.constexpr, lanes_last: tl.constexpr):
+    """What was loaded in runs of dims, [..., runs, run / 8, 8]; the orders are those of its axes as _runs has them."""
+    return tl.permute(x, lanes_first if _LANES_FIRST else lanes_last)
 
 
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)

@@ -1095,12 +1095,12 @@ def _append_kernel(
     key = tl.load(
         key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
     )
-    key = tl.reshape(_by_rows(key), (8, 8, 16))
+    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
     key_scale_scale = tl.load(key_scale_scale_ptr)
     value = tl.load(
         value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
     )
-    value = tl.reshape(_by_rows(value), (8, 8, 16))
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
     value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
@@ -1201,7 +1201,7 @@ def _append_key_kernel(
     key = tl.load(
         key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
     )
-    key = tl.reshape(_by_rows(key), (8, 8, 16))
+    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
     key_scale_scale = tl.load(key_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
@@ -1270,7 +1270,7 @@ def _append_value_kernel(
     value = tl.load(
         value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
     )
-    value = tl.reshape(_by_rows(value), (8, 8, 16))
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
     value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
@@ -1355,12 +1355,12 @@ def _append_positions_kernel(
     key = tl.load(
         key_ptr + token * key_stride_token + head[None, :, None, None] * key_stride_head + dim_run[:, None, :, :]
     )
-    key = tl.reshape(_by_rows(key), (8, 8, 16))
+    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
     key_scale_scale = tl.load(key_scale_scale_ptr)
     value = tl.load(
         value_ptr + token * value_stride_token + head[None, :, None, None] * value_stride_head + dim_run[:, None, :, :]
     )
-    value = tl.reshape(_by_rows(value), (8, 8, 16))
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
     value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
@@ -2261,13 +2261,9 @@ def _runs(dims: tl.constexpr, run: tl.constexpr):
 
 
 @triton.jit
-def _by_rows(x):
-    """What was loaded in runs of all heads' dims, heads second, as [heads, runs, run / 8, 8]."""
-    if _LANES_FIRST:
-        x = tl.permute(x, (1, 0, 2, 3))
-    else:
-        x = tl.permute(x, (1, 2, 0, 3))
-    return x
+def _by_rows(x, lanes_first: tl.constexpr, lanes_last: tl.constexpr):
+    """What was loaded in runs of dims, [..., runs, run / 8, 8]; the orders are those of its axes as _runs has them."""
+    return tl.permute(x, lanes_first if _LANES_FIRST else lanes_last)
 
 
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)

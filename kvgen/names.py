@@ -28,7 +28,7 @@ req_pool_indices req_to_page request_ids requests rotated seq_lens sin slots sta
 
 _VARIABLES = """
 TensorGuards absent amax arguments at batch_size before bits block_table_stride blocks_stride chosen column columns
-compiled config contextlib ctypes current_device dim_byte dim_group dim_half dim_lane dim_run dim_word dims distance
+compiled config contextlib ctypes current_device dim_byte dim_group dim_lane dim_run dim_word dims distance
 driver dtypes entering entry exact fake find first first_block first_item first_slot function functools given grid
 highest hooks hosts i in_range index inside inverse j k_nope k_nope_stride_head k_nope_stride_token k_rope
 k_rope_stride_token keep kept kernel kind kinds known launch least leaving length lift lowest mask math metadata moved
@@ -56,9 +56,7 @@ _LONGEST = 64
 _STAGED = (
     "partner|(partner_)?(weight|wide)|inverse|pair|first|other|turn|position|frequency|angle|(cos|sin)(_height|_width)?"
 )
-_DERIVED = re.compile(
-    f"(_out)?(_(ptr|length|mask|page.*|dim(_byte|_group|_half|_lane|_run|_word)?|stride.*|{_STAGED}))?"
-)
+_DERIVED = re.compile(f"(_out)?(_(ptr|length|mask|page.*|dim(_byte|_group|_lane|_run|_word)?|stride.*|{_STAGED}))?")
 
 
 def objection(name: str) -> str | None:

@@ -213,10 +213,13 @@ def _holding(layout: Layout, plan: Plan, found: Schedule) -> Schedule:
 def _held(layout: Layout, plan: Plan, copy: Copy, tile: Tile, num_warps: int) -> int:
     """Dims that are loaded for one thread, side by side: what shares a scale and what shares bytes is in one.
 
-    Only of codes that share bytes, where no lane is masked and values are worked on as they are loaded.
+    Only of codes that share bytes, where values are worked on as they are loaded; but for scales by norm, whose groups
+    are whole in any case, no lane is masked.
     """
     stream = layout.stream(copy.stream)
     packed = plan.kind == "append" and plan.cache_view(copy).pack and stream.scale and stream.scale.dynamic
+    if packed and not copy.stages and _by_norm(stream) and "group" in tile.order:
+        return stream.group
     if not packed or copy.stages or worked_on_together(stream) or _by_channel(stream) or "token" in tile.order:
         return 0
     sides = dict(zip(tile.order, tile.sides, strict=True))

@@ -35,7 +35,6 @@ from kvgen.layout import Layout, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce, planes
 from kvgen.plan import Copy, Fill, Plan, View
 from kvgen.quant import MODES
-from kvgen.quant.turbo import GROUP
 from kvgen.schedule import Schedule, Tile, padded_side, schedule
 
 
@@ -312,62 +311,41 @@ class Builder(Staging):
             other = self._other(copy, variables)
             second = replace(self._side(cache, copy.stream, other, rank, side.value_type), made=True)
             return replace(context, halved=True, rejoined=context.stages.rejoined, second=second)
-        if self._by_norm(copy.stream) and self.plan.kind == "append" and not copy.stages and "group" in tile.order:
-            context = self._in_halves(context, copy, tile)
         if tile.held:
-            context = self._in_runs(context, copy, tile, variables)
+            context = self._in_runs(context, copy, tile)
             name = variables["dim"].name
             for unused in {name, f"{name}_lane"} - before:  # nothing counts single dims then
                 self.definitions.pop(unused, None)
         return self._packed(context, copy, tile, variables) if cache.pack else context
 
-    def _in_halves(self, context: CopyContext, copy: Copy, tile: Tile) -> CopyContext:
-        """The section of codes by norm, whose groups are to lie in one thread each.
+    def _in_runs(self, context: CopyContext, copy: Copy, tile: Tile) -> CopyContext:
+        """The section of codes that share bytes, where what shares a byte or a scale is to lie in one thread each.
 
-        A thread loads 16 bytes at once, which is half a group. Compilers make neighbouring threads of the first axes of
-        a tile, those are the groups, and registers of the last ones, the halves.
+        Its values are loaded in runs of several accesses: of a tile whose first axis and last two are those of dims.
         """
-        known, name = dict(zip(tile.order, tile.sides, strict=True)), index_name(self.layout, copy.stream, "dim")
-        order = ("group", *(axis for axis in tile.order if axis not in ("group", "dim")), "half", "dim")
-        apart = Tile(order, tuple((known | {"half": 2, "dim": GROUP // 2})[axis] for axis in order))
-        rank, (*axes, dim) = len(order), self.layout.stream(copy.stream).axes
-        variables, bounds = self._variables(copy.stream, apart, axes)
+        known, (*axes, dim) = dict(zip(tile.order, tile.sides, strict=True)), self.layout.stream(copy.stream).axes
+        name, side = f"{index_name(self.layout, copy.stream, 'dim')}_run", known["dim"] * known.get("group", 1)
+        length, rest = name.upper(), [axis for axis in tile.order if axis not in ("group", "dim")]
+        few = f"{tile.few_held} if num_tokens <= {self.sched.some} else " if tile.few_held != tile.held else ""
+        self.tiles[length] = Arg(length, "constexpr", f"{few}{tile.held}", "run", False, tile.held, tile.few_held)
+        self.definitions[name] = f"_runs({side}, {length})"
+        rank, loaded = len(rest) + 3, Tile(("run", *rest, "access", "dim"), (1, *(known[axis] for axis in rest), 1, 1))
+        variables, bounds = self._variables(copy.stream, loaded, axes)
         variables |= {"dim": Variable(name, (0, rank - 2, rank - 1))}
-        if known["group"] * GROUP != dim.extent:
-            bounds.append(f"({name}_group < {dim.extent // GROUP}){subscript(0, rank)}")
-        whole = f"{name}_group[:, None, None] * {GROUP}"
-        del self.definitions[name]  # it comes after what it is made of now
-        self.definitions |= {
-            f"{name}_lane": f"tl.arange(0, {GROUP // 2})",
-            f"{name}_half": "tl.arange(0, 2)",
-            name: f"{whole} + {name}_half[None, :, None] * {GROUP // 2} + {name}_lane[None, None, :]",
-        }
+        if side != dim.extent:
+            bounds.append(f"({name} < {dim.extent}){subscript((0, rank - 2, rank - 1), rank)}")
         read = self._read(subscript(variables["token"].position, rank))
         named, masks = self._masks(copy.stream, read, read, bounds)
-        places = tuple(order.index(axis) for axis in (*tile.order[:-1], "half", "dim"))
+        lanes_first, lanes_last = (
+            (*range(1, rank - 2), first, second, rank - 1) for first, second in ((0, rank - 2), (rank - 2, 0))
+        )
         return replace(
             context,
             dense=self._side(self.plan.dense_view(copy), copy.stream, variables, rank, context.value_type),
             mask_definition=named,
             masks=masks,
-            together=f"tl.reshape(tl.permute({copy.stream}, {places}), {tuple_text(sides(tile))})",
+            together=f"tl.reshape(_by_rows({copy.stream}, {lanes_first}, {lanes_last}), {tuple_text(sides(tile))})",
         )
-
-    def _in_runs(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
-        """The section of codes that share bytes, where what shares a byte or a scale is to lie in one thread each.
-
-        Its values are loaded in runs of several accesses.
-        """
-        name = f"{index_name(self.layout, copy.stream, 'dim')}_run"
-        length, dims = name.upper(), self.layout.stream(copy.stream).axes[-1].extent
-        few = f"{tile.few_held} if num_tokens <= {self.sched.some} else " if tile.few_held != tile.held else ""
-        self.tiles[length] = Arg(length, "constexpr", f"{few}{tile.held}", "run", False, tile.held, tile.few_held)
-        self.definitions[name] = f"_runs({dims}, {length})"
-        seen = variables | {"dim": Variable(name, (0, 2, 3))}
-        if "head" in tile.order:
-            seen["head"] = replace(variables["head"], position=1)
-        dense = self._side(self.plan.dense_view(copy), copy.stream, seen, 4, context.value_type)
-        return replace(context, dense=dense, together=f"tl.reshape(_by_rows({copy.stream}), {tuple_text(sides(tile))})")
 
     def _packed(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
         """The section of a stream whose codes share bytes: the cache's side has a tile of bytes."""

@@ -113,9 +113,6 @@ class Half(Builder):
     def _ahead(self) -> bool:
         return False  # what is read lies at a slot
 
-    def _in_halves(self, context: CopyContext, copy: Copy, tile: Tile) -> CopyContext:
-        return context  # values come as the other side has them
-
     def _loaded(self, copy: Copy, handed: Scale) -> Loaded:
         return "late"  # the kernel of a transfer says itself what is read first
 
