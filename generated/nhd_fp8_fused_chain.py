@@ -1681,7 +1681,7 @@ def _append_fused_kernel(
     key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
     scale = _to_float32(key_scale)
-    key = _over_one(key, scale, tl.float32)
+    key = _over_one(key, scale, key_ptr.dtype.element_ty)
     key = _fp8_e4m3_codes(key, NATIVE)
     key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
     tl.store(
@@ -1795,7 +1795,7 @@ def _append_fused_key_kernel(
     key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
     scale = _to_float32(key_scale)
-    key = _over_one(key, scale, tl.float32)
+    key = _over_one(key, scale, key_ptr.dtype.element_ty)
     key = _fp8_e4m3_codes(key, NATIVE)
     key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
     tl.store(

@@ -407,7 +407,8 @@ class Builder(Staging):
     def _source_type(self, copy: Copy) -> str:
         """The type whose values are to be divided by a scale: short ones are divided more easily."""
         encoding = self.layout.stream(copy.stream).encoding
-        if copy.stages or (encoding and (encoding.rotation or (encoding.zero and encoding.zero.kind == "minimum"))):
+        widened = copy.stages and not copy.stages[-1].rounds
+        if widened or (encoding and (encoding.rotation or (encoding.zero and encoding.zero.kind == "minimum"))):
             return "tl.float32"
         return f"{self.plan.dense_view(copy).tensor}_ptr.dtype.element_ty"
 
