@@ -12,13 +12,14 @@ from torch import Tensor
 
 from kvgen import harness, reference_fused
 from kvgen.canonical import canonical
+from kvgen.emit.render import render_raw
 from kvgen.emit.stages import _factors
 from kvgen.harness.interpreter import exact_widening
 from kvgen.layout import Layout
 from kvgen.resolve import load_text
 from kvgen.show import describe, text
 from kvgen.stages import Mrope, Rope
-from tests.generated import module_of
+from tests.generated import module_of, shipped
 
 HEADS, DIM, BLOCK = 3, 24, 4
 PLACES = {
@@ -270,6 +271,22 @@ def test_sums_of_16_bit_squares_do_not_depend_on_their_order() -> None:
         orders = [torch.randperm(128, generator=generator) for _ in range(3)]
         sums = [torch.stack([rows[:, i] for i in order]).cumsum(0)[-1] for order in orders]
         assert all(torch.equal(sums[0], other) for other in sums[1:])
+
+
+def test_squares_are_added_where_threads_have_neighbours() -> None:
+    """Where threads have a value each, or none, neighbours would have to be moved to one first."""
+    for name, found in (("nhd_fused", "_squares(key, key_partner, (8, 32, 2))"), ("mla_record_fused", "")):
+        assert found in render_raw(shipped(name))
+        assert ("_squares(" in render_raw(shipped(name))) == bool(found)
+    small = layout_of("key: [rms_norm, rope]", dim=32)
+    assert "tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide)" in render_raw(small)
+
+
+def test_values_of_a_chain_are_short_when_they_are_divided() -> None:
+    for rounding, kind in (("once", "tl.float32"), ("chain", "key_ptr.dtype.element_ty")):
+        text = render_raw(layout_of(f"key: [rms_norm, rope], rounding: {rounding}", FP8))
+        assert f"key = _over_one(key, scale, {kind})" in text
+        assert "value = _over_one(value, scale, value_ptr.dtype.element_ty)" in text
 
 
 def test_messages_at_launch_name_what_does_not_fit() -> None:

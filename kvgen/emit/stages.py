@@ -20,7 +20,7 @@ from kvgen.emit.sections import (
     WideContext,
 )
 from kvgen.plan import Copy, Norm, Rotary
-from kvgen.schedule import Tile
+from kvgen.schedule import LANES, Tile
 from kvgen.stages import Mrope, Rope
 
 NAMES = ("pair", "first", "other", "turn", "position", "frequency", "angle", "cos", "sin")
@@ -105,8 +105,11 @@ class Staging(Indexing):
 
     def _roomy(self, tile: Tile) -> bool:
         """Whether every thread has neighbours of a row, two at the least."""
-        threads = 32 * max(self.sched.num_warps, self.sched.few_warps)
-        return None not in tile.sides and math.prod(tile.sides) >= 2 * threads * (2 if self.sched.by_count else 1)
+        if None in tile.sides:
+            return False
+        sched, values = self.sched, math.prod(tile.sides)
+        few = values * sched.few_tokens // sched.tokens if sched.by_count else values
+        return values >= 2 * LANES * sched.num_warps and few >= 2 * LANES * sched.few_warps
 
     def _in_twos(self, tile: Tile, stream: str) -> str:
         """The shape of a tile whose rows are cut in neighbours."""
