@@ -51,7 +51,11 @@ DEVICE = -1  # the index of a tensor on the CPU
 CUDA = """
 
 int cuLaunchKernelEx(const void *config, void *function, void **parameters, void **extra) { return 0; }
+int cuCtxGetDevice(int *device) { *device = -1; return 0; }
+int stream(int type, int device, void **stream) { *stream = 0; return 0; }
 """
+
+CAPSULE = b"dlpack_exchange_api"
 
 
 class CudaLauncher(nvidia.CudaLauncher):
@@ -80,23 +84,32 @@ def pretend() -> None:
         str(library),
     ]
     subprocess.run(command, check=True)
-    ctypes.CDLL(str(library))  # which whoever asks for that name is given from now on
+    cuda = ctypes.CDLL(str(library))  # which whoever asks for that name is given from now on
     shutil.rmtree(folder)
+    exchange_with(ctypes.cast(cuda.stream, ctypes.c_void_p).value)
     utils = SimpleNamespace(
         load_binary=lambda *args: (1, 2, 32, 0, 1024),
         unload_module=lambda module: None,
         get_device_properties=lambda device: {"max_shared_mem": 1 << 18},
     )
-    device = functools.partial(int, DEVICE)
-    torch._C._cuda_getDevice = device
     active = SimpleNamespace(
-        get_current_device=device,
+        get_current_device=functools.partial(int, DEVICE),
         get_current_stream=abs,
         get_current_target=lambda: GPUTarget("cuda", 90, 32),
         launcher_cls=CudaLauncher,
         utils=utils,
     )
     triton.runtime.driver.set_active(active)
+
+
+def exchange_with(stream: int) -> None:
+    """Tensors are read as PyTorch lets them be read through DLPack, and streams by the function at this address."""
+    get, new = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_New
+    get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    words = (ctypes.c_void_p * 7).from_address(get(torch.Tensor.__dlpack_c_exchange_api__, CAPSULE))
+    exchange_with.words = (ctypes.c_void_p * 7)(*words[:6], stream)  # as long as this module lives
+    torch.Tensor.__dlpack_c_exchange_api__ = new(ctypes.addressof(exchange_with.words), CAPSULE, None)
 
 
 def calls_of(name: str, tokens: int) -> dict[str, Callable[[], Any]]:

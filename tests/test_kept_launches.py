@@ -2,8 +2,10 @@
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -27,15 +29,60 @@ def module() -> ModuleType:
     return module_of(shipped("paged_nhd"))
 
 
-class Driver:
-    """In the place of CUDA: what is launched is read from the addresses that the real one gets."""
+class Read(ctypes.Structure):
+    """A tensor as DLPack has it."""
 
-    def __init__(self, start: object) -> None:
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("device_type", "device", "ndim")),
+        *(("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)),
+        *((name, ctypes.c_void_p) for name in ("shape", "strides", "byte_offset")),
+    )
+
+
+LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+DEVICE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+STREAM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_uint64))
+READ = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(Read))
+
+
+def exchange_of_torch() -> int:
+    """Where the functions are by which PyTorch lets others read its tensors."""
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    return address(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+
+
+class Driver:
+    """In the place of CUDA: what is launched is read from the addresses that the real one gets.
+
+    Tensors are read by PyTorch's function, unless there is another to ``read`` them; streams are numbers from 78 on.
+    """
+
+    def __init__(self, built: ModuleType) -> None:
         self.calls: list[tuple] = []
         self.count, self.answer, self.current = 0, 0, -1
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
-        self.function = kind(self.launch)  # which must outlive every call
-        self.starter = start, ctypes.cast(self.function, ctypes.c_void_p).value
+        self.functions = LAUNCH(self.launch), DEVICE(self.device), STREAM(self.stream)  # which must outlive every call
+        launch, device, stream = (ctypes.cast(function, ctypes.c_void_p).value for function in self.functions)
+        self.exchange = (ctypes.c_void_p * 7).from_buffer_copy((ctypes.c_void_p * 7).from_address(exchange_of_torch()))
+        self.exchange[6] = stream
+        address = ctypes.addressof(self.exchange)
+        describe = functools.partial(built.describe, address)
+        self.starter = SimpleNamespace(start=built.start, describe=describe, called=(launch, device, address))
+
+    def read(self, reader: object) -> None:
+        """From now on tensors are read by this function."""
+        self.reader = READ(reader)
+        self.exchange[5] = ctypes.cast(self.reader, ctypes.c_void_p).value
+
+    def device(self, found: object) -> int:
+        found[0] = self.current
+        return 0
+
+    def stream(self, kind: int, device: int, found: object) -> int:
+        assert kind == 2  # CUDA's
+        found[0] = 78 + device
+        return 0
 
     def launch(self, config: int, function: int, parameters: int, extra: None) -> int:
         sizes = (ctypes.c_uint32 * 7).from_address(config)[:]
@@ -47,22 +94,17 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def start(module) -> object:
-    """The function in C of generated modules; the only thing here that needs a compiler."""
-    return triton.runtime.build.compile_module_from_src(src=module._start_in_c, name="_start").start
+def built(module) -> ModuleType:
+    """The functions in C of generated modules; the only thing here that needs a compiler."""
+    return triton.runtime.build.compile_module_from_src(src=module._start_in_c, name="_start")
 
 
 @pytest.fixture
-def driver(module, start, monkeypatch) -> Driver:
-    """A driver whose device is that of tensors on the CPU and whose stream is 77; Triton's own is back afterwards."""
-    stub = Driver(start)
-    active = SimpleNamespace(get_current_stream=lambda device: 78 + device, get_current_device=lambda: stub.current)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", active.get_current_device, raising=False)
+def driver(module, built, monkeypatch) -> Driver:
+    """A driver whose device is that of tensors on the CPU and whose stream is 77."""
+    stub = Driver(built)
     monkeypatch.setattr(module, "_starter", lambda: stub.starter)
-    before = triton.runtime.driver._active if hasattr(triton.runtime.driver, "_active") else None
-    triton.runtime.driver.set_active(active)
-    yield stub
-    triton.runtime.driver._active = before
+    return stub
 
 
 class CudaLauncher:
@@ -113,7 +155,9 @@ def test_a_kept_launch_gives_way(module, driver) -> None:
     given, driver.count = tensors(), 8
     launch = module._direct(compiled(), (33,), NUMBERS, given, 0)
     odd = torch.zeros(64, dtype=torch.bfloat16)[1:33].view(4, 8)
-    for other in (odd, torch.zeros(0, 8), given[0].to("meta")):  # at another offset, and without memory
+    freed = torch.zeros_like(given[1])
+    freed.untyped_storage().resize_(0)
+    for other in (odd, torch.zeros(0, 8), freed, given[0].to("meta")):  # at another offset, and without memory
         assert launch((given[0], other, given[2]), None) is False
     driver.current = 1
     assert launch(given, None) is False  # another device is current
@@ -129,19 +173,36 @@ def test_a_kept_launch_gives_way(module, driver) -> None:
     assert launch(given, None) is False  # whoever launches next says why
     driver.answer = 0
     assert launch(given, None) is True
-    with pytest.raises(AttributeError):
-        launch((given[0], "x", given[2]), None)
+    for other in ("x", None, 4096, given[1].to_sparse()):
+        assert launch((given[0], other, given[2]), None) is False  # the checks say what is wrong with it
+    assert len(driver.calls) == 2
+
+
+def test_values_that_are_negated_when_they_are_read_go_the_long_way(module, driver) -> None:
+    """Their memory has other values."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        plain = torch.zeros(4, 8, dtype=dtype)
+        assert driver.starter.describe((plain,)) == driver.starter.describe((plain.clone(),))
+        assert driver.starter.describe((torch._neg_view(plain),)) is None
+    negated = torch.zeros(4, 8, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    assert driver.starter.describe((negated,)) is None
 
 
 class Lies:
     """A tensor of a GPU, or of a host's memory that is pinned."""
 
     def __init__(self, device: int, pinned: bool = False) -> None:
-        self.get_device, self.is_pinned, self.data_ptr = lambda: device, lambda: pinned, lambda: 4096
+        self.get_device, self.is_pinned = lambda: device, lambda: pinned
 
 
 def test_host_memory_must_be_pinned_each_time(module, driver) -> None:
+    def read(lies: Lies, found: object) -> int:
+        found[0] = Read(data=4096, device_type=2, device=lies.get_device(), ndim=0, code=1, bits=8, lanes=1)
+        return 0
+
     driver.count, driver.current = 8, 2
+    driver.read(read)
     launch = module._direct(compiled(), (33,), NUMBERS, (Lies(2), Lies(-1, pinned=True), Lies(2)), 0)
     assert launch((Lies(2), Lies(-1), Lies(2)), None) is False
     assert launch((Lies(2), Lies(-1, pinned=True), Lies(2)), None) is True
@@ -175,17 +236,23 @@ def test_so_are_more_arguments_than_there_is_room_for(module, driver) -> None:
 
 
 def test_without_a_compiler_or_a_driver_all_is_left_to_triton(module, monkeypatch) -> None:
-    for missing in ("CDLL", "compile_module_from_src"):
+    for missing in ("CDLL", "compile_module_from_src", "exchange"):
         with monkeypatch.context() as patch:
+            some = ctypes.pythonapi.Py_IsInitialized
+            cuda = SimpleNamespace(cuLaunchKernelEx=some, cuCtxGetDevice=some)
+            patch.setattr(ctypes, "CDLL", lambda name, cuda=cuda: cuda)
             patch.setattr(
-                ctypes, "CDLL", lambda name: SimpleNamespace(cuLaunchKernelEx=ctypes.pythonapi.Py_IsInitialized)
-            )
-            patch.setattr(
-                triton.runtime.build, "compile_module_from_src", lambda src, name: SimpleNamespace(start=print)
+                triton.runtime.build,
+                "compile_module_from_src",
+                lambda src, name: SimpleNamespace(start=print, describe=print),
             )
             patch.setattr(module, "_starter", module._starter.__wrapped__)
-            assert module._starter()[0] is print
-            patch.delattr(ctypes if missing == "CDLL" else triton.runtime.build, missing)
+            assert module._starter().start is print
+            assert module._starter().called == (*[ctypes.cast(some, ctypes.c_void_p).value] * 2, exchange_of_torch())
+            if missing == "exchange":
+                patch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
+            else:
+                patch.delattr(ctypes if missing == "CDLL" else triton.runtime.build, missing)
             assert module._starter() is None
             assert module._direct(compiled(), (1,), NUMBERS, tensors(), 0) is None
 
@@ -224,7 +291,7 @@ def test_compiled_kernels_take_what_their_signatures_say(tmp_path) -> None:
 def keep(module, kept, given: tuple[torch.Tensor, ...], *others: object) -> object:
     """Keeps a launch for tensors, and gives it."""
     kept.keep(compiled(len(given)), (1,), NUMBERS, given, *others)
-    return kept.latest[others][1] if others in kept.latest else None
+    return kept.latest.get(others)
 
 
 def test_every_offset_from_multiples_of_16_has_a_launch_of_its_own(module, driver) -> None:
@@ -232,11 +299,12 @@ def test_every_offset_from_multiples_of_16_has_a_launch_of_its_own(module, drive
     driver.count, kept = 8, module._Kept()
     given = [(torch.zeros(64, dtype=torch.bfloat16)[i : i + 32].view(4, 8), *tensors()[1:]) for i in (0, 1, 4, 7)]
     launches = [keep(module, kept, some) for some in given]
-    kinds = [(((4, 8), (8, 1), torch.bfloat16, -1, False, offset)) for offset in (0, 2, 8, 14)]
-    assert list(kept.known) == [((), kind, kinds[0], kinds[0]) for kind in kinds]
+    assert [others for others, _ in kept.known] == [()] * 4
+    described = [struct.unpack("=iiiBBH5q", kind[:56]) for _, kind in kept.known]
+    assert described == [(1, 0, 2, 4, 16, 1, offset, 4, 8, 8, 1) for offset in (0, 2, 8, 14)]
     for some, launch in zip(given, launches, strict=True):
         assert kept.start(some) is True
-        assert kept.latest[()][1] is launch
+        assert kept.latest[()] is launch
         assert driver.calls.pop()[-1][:3] == addresses(some)
         assert all(other(some, None) is (other is launch) for other in launches)
         driver.calls.clear()
@@ -258,38 +326,38 @@ def kinds() -> list[torch.Tensor]:
         plain[:3],
         torch.zeros(4, 16, dtype=torch.bfloat16)[:, :8],
         plain.to(torch.float16),
-        plain.to("meta"),
         plain[:, None],
+        plain.view(2, 2, 8),
+        plain.to("meta"),
         torch._neg_view(plain),  # the same to look at, but for its negative bit
-        torch.nn.Parameter(plain),
     ]
 
 
-def test_the_latest_tensors_are_known_at_once(module, driver) -> None:
-    given = tensors()
-    kept = module._Kept()
-    launch = keep(module, kept, given)
-    same = kept.latest[()][0]
-    assert same(*given)
-    assert same(*tensors())
-    assert kept.find(tensors(), ()) is launch
+def test_the_latest_launch_takes_its_kind_alone(module, driver) -> None:
+    driver.count, given = 8, tensors()
+    launch = keep(module, module._Kept(), given)
+    for same in (given, tensors(), tuple(map(torch.nn.Parameter, tensors()))):
+        assert launch(same, None) is True
+        assert driver.calls.pop()[-1][:3] == addresses(same)
     for other in kinds()[1:]:
-        assert not same(given[0], other, given[2])
-    assert not same(given[0], None, given[2])
-    assert not same(given[0], 1.5, given[2])
+        assert launch((given[0], other, given[2]), None) is False
+    assert launch(given[:2], None) is launch((*given, given[0]), None) is False
+    assert driver.calls == []
 
 
 def test_tensors_of_other_kinds_find_their_own_launch(module, driver) -> None:
     driver.count = 8
     kept = module._Kept()
-    several = [(tensor, *tensors()[1:]) for tensor in kinds()[:-1] if tensor.device.type == "cpu"]
+    several = [(tensor, *tensors()[1:]) for tensor in kinds()[:-2]]
     launches = [keep(module, kept, given) for given in several]
     assert len(set(launches)) == len(several) == 6
     for given, launch in zip(several, launches, strict=True):
         assert kept.start(given)
-        assert kept.latest[()][1] is launch
+        assert kept.latest[()] is launch
         assert driver.calls.pop()[-1][:3] == addresses(given)
     assert kept.start((several[0][0][:2], *several[0][1:])) is False
+    for other in kinds()[-2:]:
+        assert kept.start((other, *tensors()[1:])) is False
     assert kept.start((None, 3, several[0][0])) is False
     assert kept.start((several[0][0].to_sparse(), *several[0][1:])) is False
 
@@ -298,20 +366,11 @@ def test_other_arguments_have_launches_of_their_own(module, driver) -> None:
     driver.count, given, kept = 8, tensors(), module._Kept()
     launches = [keep(module, kept, given, *others) for others in ((), (True,), (False,), (None, 3))]
     assert len(set(launches)) == 4
-    assert kept.find(given, (False,)) is launches[2]
     assert kept.start(given, False)
+    assert kept.latest[False,] is launches[2]
     assert kept.start(given, 4) is False
     assert kept.start(given, []) is False  # nothing that could be a key: the checks refuse it
     assert len(driver.calls) == 1
-
-
-def test_without_guards_launches_are_looked_up(module, driver, monkeypatch) -> None:
-    monkeypatch.setattr(module, "TensorGuards", None)
-    driver.count, given, kept = 8, tensors(), module._Kept()
-    launch = keep(module, kept, given)
-    assert not kept.latest[()][0](*given)
-    assert kept.find(given, ()) is launch
-    assert kept.start(given)
 
 
 def test_threads_share_kept_launches(module, driver) -> None:
@@ -354,17 +413,18 @@ class Interpreted:
         return call
 
 
-def interpret_kept(module: ModuleType, monkeypatch) -> list[str]:
+def interpret_kept(module: ModuleType, starter: SimpleNamespace, monkeypatch) -> list[str]:
     """Kept launches are the interpreter's, with the numbers that were kept; gives the names of kernels so started."""
     started: list[str] = []
+    monkeypatch.setattr(module, "_starter", lambda: starter)
 
     def direct(compiled, grid, numbers, tensors, num_layers):
-        count, offsets = len(tensors), [tensor.data_ptr() % 16 for tensor in tensors]
+        count, kind = len(tensors), starter.describe(tensors)
+        if kind is None:  # nothing is in some of them
+            return None
 
         def launch(given, layer):
-            if any(tensor.is_meta for tensor in given):  # no number of a GPU is that of meta
-                return False
-            if [tensor.data_ptr() % 16 for tensor in given] != offsets:
+            if starter.describe(given) != kind:
                 return False
             if num_layers and (type(layer) is not int or not 0 <= layer < num_layers):
                 return False
@@ -399,11 +459,11 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_kept_launches_serve_whatever_comes_next(name: str, monkeypatch) -> None:
+def test_kept_launches_serve_whatever_comes_next(name: str, driver, monkeypatch) -> None:
     """Tensors of all kinds take turns as the harness calls functions, and again: every byte is what it should be."""
     layout = transfer(name) if name in TRANSFERS else shipped(name)
     module = module_of(layout)
-    started = interpret_kept(module, monkeypatch)
+    started = interpret_kept(module, driver.starter, monkeypatch)
     found = transfers.transfer_cases(layout) if name in TRANSFERS else harness.cases(layout)
     names = [case.name for case in found if case.function in KEPT[name] and "huge" not in case.name]
     for _ in range(2):
@@ -412,10 +472,10 @@ def test_kept_launches_serve_whatever_comes_next(name: str, monkeypatch) -> None
     assert {name.removeprefix("_").removesuffix("_kernel") for name in started} >= KEPT[name]
 
 
-def test_buffers_that_are_not_read_are_looked_at_too(monkeypatch) -> None:
+def test_buffers_that_are_not_read_are_looked_at_too(driver, monkeypatch) -> None:
     """Of a stream that is stored twice gather reads one buffer, and checks both each time."""
     module = module_of(shipped("mla_assembled"))
-    started = interpret_kept(module, monkeypatch)
+    started = interpret_kept(module, driver.starter, monkeypatch)
     key_cache, value_cache = module.allocate(3)
     slots = torch.tensor([5, 7])
     key_cache.copy_(torch.randn(key_cache.shape))
