@@ -20,15 +20,11 @@ import functools
 import math
 import re
 import struct
+import types
 
 import torch
 import triton
 import triton.language as tl
-
-try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:
-    TensorGuards = None
 
 __all__ = [
     "LAYOUT",
@@ -2612,25 +2608,19 @@ class _Kept:
     def start(self, tensors, *others, layer=None):
         """Starts the launch that is kept for such tensors and other arguments; whether there is one that could be.
 
-        Tensors like the latest ones are known at once.
+        The latest one comes first.
         """
         try:
-            same, launch = self.latest[others]
+            latest = self.latest[others]
         except (KeyError, TypeError):  # a TypeError is that of an argument which the checks refuse
             return False
-        if same(*tensors) and launch(tensors, layer):
+        if latest(tensors, layer):
             return True
-        launch = self.find(tensors, others)
-        return launch is not None and launch(tensors, layer)
-
-    def find(self, tensors, others):
-        """The launch kept for such tensors, which is the latest from now on."""
-        try:
-            kept = self.known[others, *map(_kind, tensors)]
-        except KeyError:
-            return None
-        self.latest[others] = kept
-        return kept[1]
+        launch = self.known.get((others, _starter().describe(tensors)), latest)
+        if launch is latest:
+            return False
+        self.latest[others] = launch
+        return launch(tensors, layer)
 
     def keep(self, compiled, grid, numbers, tensors, *others, num_layers=0):
         """Keeps a launch, if it can be started directly."""
@@ -2640,143 +2630,186 @@ class _Kept:
         if len(self.known) >= 1024:
             self.known.clear()
             self.latest.clear()
-        self.latest[others] = self.known[others, *map(_kind, tensors)] = _same_as(tensors), launch
-
-
-def _kind(tensor):
-    """What launches depend on; of an address it is how far behind a multiple of 16 it lies."""
-    try:
-        offset = tensor.data_ptr() % 16
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device(), tensor.is_neg(), offset
-    except (AttributeError, RuntimeError):  # no tensor, or one without strides: of no kind that is kept
-        return None
-
-
-def _same_as(tensors):
-    """A function that compares other tensors with these at once, but for addresses; it may say no where all is the same."""
-    if TensorGuards is None:
-        return _never
-    shapes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
-    return TensorGuards(*tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides).check
-
-
-def _never(*tensors):
-    return False
+        self.latest[others] = self.known[others, _starter().describe(tensors)] = launch
 
 
 _start_in_c = """
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
+typedef struct { /* DLPack's DLTensor */
+    char *data;
+    int32_t device_type, device_id, ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} Tensor;
+
+typedef struct { /* DLPack's DLPackExchangeAPI, version 1 */
+    uint32_t major, minor;
+    void *previous, *allocate, *from_object, *to_object;
+    int (*read)(PyObject *, Tensor *);
+    int (*stream)(int32_t, int32_t, uint64_t *);
+} Exchange;
+
 typedef struct {
     int (*launch)(const void *, void *, void **, void **); /* cuLaunchKernelEx */
+    int (*current_device)(int *);                          /* cuCtxGetDevice */
+    const Exchange *exchange;
     void *function;
     uint64_t config[7]; /* CUlaunchConfig, the stream at its fifth word */
-    uint64_t arguments[128];
-} Plan;
+    int64_t device, num_layers, num_words, num_arguments;
+} Plan; /* behind it num_words that describe the tensors, and the arguments */
 
-static PyObject *data_ptr;
+static PyObject *is_neg;
 
-/* start(plan, stream, given): given are tensors, and numbers behind them, which are the kernel's first arguments. The
-   plan has a tensor's offset from a multiple of 16 there, which is compiled in: with another one nothing is started. */
-static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t count)
+enum { WORDS = 2048, ARGUMENTS = 128, CUDA = 2, FLOAT = 2, BFLOAT = 4 };
+
+/* Says in words what launches depend on: device, dtype, shape, strides, how far behind a multiple of 16 a tensor begins.
+   Gives their number, or -1 if it is no tensor with memory or one whose values are negated when they are read. */
+static Py_ssize_t describe(const Exchange *exchange, PyObject *tensors, int64_t *words, uint64_t *addresses)
 {
-    Plan plan;
-    void *parameters[128];
-    int failed, same = 1;
-    Py_ssize_t size = PyBytes_GET_SIZE(args[0]);
-    memcpy(&plan, PyBytes_AS_STRING(args[0]), size);
-    plan.config[4] = PyLong_AsUnsignedLongLong(args[1]);
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args[2]); ++i) {
-        PyObject *given = PyTuple_GET_ITEM(args[2], i);
-        if (PyLong_Check(given)) {
-            plan.arguments[i] = PyLong_AsLongLong(given);
-            continue;
+    Py_ssize_t size = 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
+        PyObject *given = PyTuple_GET_ITEM(tensors, i), *negated;
+        Tensor tensor;
+        if (exchange->read(given, &tensor) || !tensor.data || size + 3 + 2 * tensor.ndim > WORDS || i >= ARGUMENTS)
+            return -1;
+        if (tensor.code == FLOAT || tensor.code == BFLOAT) { /* nothing else has a negative bit */
+            negated = PyObject_CallMethodNoArgs(given, is_neg);
+            Py_XDECREF(negated);
+            if (negated != Py_False)
+                return -1;
         }
-        PyObject *number = PyObject_CallMethodNoArgs(given, data_ptr);
-        if (number == NULL)
-            return NULL;
-        uint64_t address = PyLong_AsUnsignedLongLong(number);
-        Py_DECREF(number);
-        same &= address && address % 16 == plan.arguments[i]; /* nothing lies at 0 */
-        plan.arguments[i] = address;
+        addresses[i] = (uint64_t)tensor.data + tensor.byte_offset;
+        memcpy(words + size, &tensor.device_type, 16);
+        words[size + 2] = addresses[i] % 16;
+        memcpy(words + size + 3, tensor.shape, 8 * tensor.ndim);
+        memcpy(words + size + 3 + tensor.ndim, tensor.strides, 8 * tensor.ndim);
+        size += 3 + 2 * tensor.ndim;
     }
-    if (PyErr_Occurred())
-        return NULL;
-    if (!same)
-        Py_RETURN_FALSE;
-    count = (size - offsetof(Plan, arguments)) / 8;
-    for (Py_ssize_t i = 0; i < count; ++i)
-        parameters[i] = &plan.arguments[i];
-    Py_BEGIN_ALLOW_THREADS
-    failed = plan.launch(plan.config, plan.function, parameters, NULL);
-    Py_END_ALLOW_THREADS
-    return PyBool_FromLong(!failed);
+    return size;
 }
 
-static PyMethodDef methods[] = {{"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, NULL}, {NULL}};
+/* start(plan, tensors, layer) */
+static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    const Plan *plan = (const Plan *)PyBytes_AS_STRING(args[0]);
+    const int64_t *expected = (const int64_t *)(plan + 1);
+    int64_t words[WORDS];
+    uint64_t arguments[ARGUMENTS], config[7];
+    void *parameters[ARGUMENTS];
+    int device, failed;
+    memcpy(config, plan->config, sizeof config);
+    memcpy(arguments, expected + plan->num_words, 8 * plan->num_arguments);
+    if (describe(plan->exchange, args[1], words, arguments) != plan->num_words)
+        goto no;
+    if (memcmp(words, expected, 8 * plan->num_words))
+        goto no;
+    if (plan->num_layers) {
+        int64_t layer = PyLong_CheckExact(args[2]) ? PyLong_AsLongLong(args[2]) : -1;
+        if (layer < 0 || layer >= plan->num_layers)
+            goto no;
+        arguments[PyTuple_GET_SIZE(args[1])] = layer;
+    }
+    if (plan->current_device(&device) || device != plan->device)
+        goto no;
+    if (plan->exchange->stream(CUDA, device, &config[4]))
+        goto no;
+    for (Py_ssize_t i = 0; i < plan->num_arguments; ++i)
+        parameters[i] = &arguments[i];
+    Py_BEGIN_ALLOW_THREADS
+    failed = plan->launch(config, plan->function, parameters, NULL);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(!failed);
+no:
+    PyErr_Clear();
+    Py_RETURN_FALSE;
+}
+
+/* describe(exchange, tensors): the same words as bytes, None if there are none */
+static PyObject *description(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    int64_t words[WORDS];
+    uint64_t addresses[ARGUMENTS];
+    Py_ssize_t size = describe(PyLong_AsVoidPtr(args[0]), args[1], words, addresses);
+    PyErr_Clear();
+    if (size < 0)
+        Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize((char *)words, 8 * size);
+}
+
+static PyMethodDef methods[] = {
+    {"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, NULL},
+    {"describe", (PyCFunction)(void (*)(void))description, METH_FASTCALL, NULL},
+    {NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_start", NULL, -1, methods};
 
 PyMODINIT_FUNC PyInit__start(void)
 {
-    data_ptr = PyUnicode_InternFromString("data_ptr");
-    return data_ptr == NULL ? NULL : PyModule_Create(&module);
+    is_neg = PyUnicode_InternFromString("is_neg");
+    return is_neg == NULL ? NULL : PyModule_Create(&module);
 }
 """
 
 
 @functools.cache
 def _starter():
-    """Starts a kernel at the addresses of tensors; and the address of CUDA's function for it. None without a compiler."""
+    """What starts kernels: start and describe in C, and the addresses of what they call, of CUDA and of PyTorch.
+
+    None where something of that is missing: a compiler, CUDA, PyTorch's side of DLPack.
+    """
     try:
-        function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-        start = triton.runtime.build.compile_module_from_src(src=_start_in_c, name="_start").start
+        cuda, address_in = ctypes.CDLL("libcuda.so.1"), ctypes.pythonapi.PyCapsule_GetPointer
+        address_in.restype, address_in.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        exchange = address_in(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+        if ctypes.c_uint32.from_address(exchange).value != 1:  # its version
+            return None
+        called = [
+            ctypes.cast(function, ctypes.c_void_p).value for function in (cuda.cuLaunchKernelEx, cuda.cuCtxGetDevice)
+        ]
+        built = triton.runtime.build.compile_module_from_src(src=_start_in_c, name="_start")
     except Exception:  # whatever keeps it from being built, Triton's own launches go on
         return None
-    return start, ctypes.cast(function, ctypes.c_void_p).value
+    return types.SimpleNamespace(
+        start=built.start, describe=functools.partial(built.describe, exchange), called=(*called, exchange)
+    )
 
 
 def _direct(compiled, grid, numbers, tensors, num_layers):
     """Starts a compiled kernel for such tensors, past Triton's own look-up and launcher; None if it is unknown how.
 
-    It takes tensors, and the index of a layer where there are num_layers. It returns whether it did: not for addresses
-    of other offsets from multiples of 16, host memory that is not pinned, an index of no layer, another current device,
-    while somebody watches launches, or if the driver refuses; these all go the long way.
+    It takes tensors, and the index of a layer where there are num_layers. It returns whether it did: not for tensors
+    of another kind, host memory that is not pinned, an index of no layer, another current device, while somebody
+    watches launches, or if the driver refuses; these all go the long way.
     """
     if type(getattr(compiled, "run", None)).__name__ != "CudaLauncher" or _starter() is None:
         return None
     numbers = [
         number for number, kind in zip(numbers, _kinds(compiled)[-len(numbers) :], strict=True) if kind != "constexpr"
     ]
-    arguments = (
-        [tensor.data_ptr() % 16 for tensor in tensors] + [0] * (num_layers > 0) + numbers + [0, 0]
-    )  # no scratch memory
-    if not _takes(compiled, arguments):
+    arguments = [0] * (len(tensors) + (num_layers > 0)) + numbers + [0, 0]  # no scratch memory
+    starter = _starter()
+    words = starter.describe(tensors)
+    if words is None or not _takes(compiled, arguments):
         return None
-    start, function = _starter()
-    metadata, size = compiled.metadata, (*grid, 1, 1)[:3]
+    start, metadata, size = starter.start, compiled.metadata, (*grid, 1, 1)[:3]
     config = (*size, 32 * metadata.num_warps, 1, 1, metadata.shared, 0, 0, 0)
-    plan = struct.pack(f"=QQ7I4xQQI4x{len(arguments)}q", function, compiled.function, *config, *arguments)
     device = max(tensor.get_device() for tensor in tensors)
     hosts = [i for i, tensor in enumerate(tensors) if tensor.get_device() != device]
-    driver, hooks = triton.runtime.driver.active, triton.knobs.runtime
-    stream_of = driver.get_current_stream
-    current_device = getattr(torch._C, "_cuda_getDevice", driver.get_current_device)
+    counts = (device, num_layers, len(words) // 8, len(arguments))
+    plan = struct.pack("=4Q7I4xQQI4x4q", *starter.called, compiled.function, *config, *counts)
+    plan += words + struct.pack(f"={len(arguments)}q", *arguments)
+    hooks = triton.knobs.runtime
     entering, leaving = hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls
 
     def launch(tensors, layer):
-        if entering or leaving or current_device() != device:
+        if entering or leaving or (hosts and not all(tensors[i].is_pinned() for i in hosts)):
             return False
-        if num_layers:
-            if type(layer) is not int or not 0 <= layer < num_layers:
-                return False
-            tensors += (layer,)
-        if hosts and not all(tensors[i].is_pinned() for i in hosts):
-            return False
-        return start(plan, stream_of(device), tensors)
+        return start(plan, tensors, layer)
 
     launch.kernel = compiled  # whose code is unloaded with it
     return launch
