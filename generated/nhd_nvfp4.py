@@ -3126,10 +3126,8 @@ def _e2m1_codes_near(x, scale, source: tl.constexpr, native: tl.constexpr):
 
 @triton.jit
 def _e2m1_codes_lifted(x, scale, lift, source: tl.constexpr, native: tl.constexpr):
-    """The same of scales that are so near 1 once they are lifted."""
-    if lift != 1.0:
-        x, scale = x * lift, scale * lift
-    return _e2m1_codes_near(x, scale, source, native)
+    """The same of scales that are so near 1 once both are lifted, without a branch: that would take registers."""
+    return _e2m1_codes_near(x * lift, scale * lift, source, native)
 
 
 @triton.jit
