@@ -392,9 +392,10 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
         exact=True,
     )
     _check_separate("key_out", key_out, "value_out", value_out)
+    tokens = 1 if num_tokens <= 256 else 2
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             num_slots,
             num_tokens,
@@ -410,6 +411,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
             value_out.stride(0),
             value_out.stride(1),
             value_scales.stride(0),
+            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -422,7 +424,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
                 value_scales,
                 slots,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
@@ -507,9 +509,10 @@ def gather_paged(
     )
     _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    tokens = 1 if num_tokens <= 256 else 2
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -529,6 +532,7 @@ def gather_paged(
             value_out.stride(0),
             value_out.stride(1),
             value_scales.stride(0),
+            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -544,7 +548,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
@@ -1482,10 +1486,10 @@ def _gather_kernel(
     value_out_stride_token,
     value_out_stride_head,
     value_scales_stride_block,
+    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and value of one token, all heads."""
-    TOKENS: tl.constexpr = 1
+    """One program reads key and value of TOKENS tokens, all heads."""
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
@@ -1593,10 +1597,10 @@ def _gather_paged_kernel(
     value_out_stride_token,
     value_out_stride_head,
     value_scales_stride_block,
+    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and value of one token, all heads."""
-    TOKENS: tl.constexpr = 1
+    """One program reads key and value of TOKENS tokens, all heads."""
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16

@@ -364,7 +364,12 @@ def gather_codes(index_cache, slots, *, out=None, zero_skipped=False):
         )
         with _on(device):
             compiled = _gather_codes_kernel[grid](
-                key_out.view(torch.uint8), key_scale_out, index_cache, slots, *numbers, num_warps=1
+                key_out.view(torch.uint8),
+                key_scale_out,
+                index_cache,
+                slots,
+                *numbers,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out
@@ -448,7 +453,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out

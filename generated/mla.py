@@ -93,7 +93,9 @@ def append(latent, rope, cache, slot_mapping):
         grid = (triton.cdiv(num_tokens, 2),)
         numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0), rope.stride(0))
         with _on(device):
-            compiled = _append_kernel[grid](latent, rope, cache, slot_mapping, *numbers, num_warps=1)
+            compiled = _append_kernel[grid](
+                latent, rope, cache, slot_mapping, *numbers, num_warps=2 if num_tokens <= 1024 else 1
+            )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -119,7 +121,9 @@ def append_latent(latent, cache, slot_mapping):
         grid = (triton.cdiv(num_tokens, 2),)
         numbers = (num_slots, num_tokens, cache.stride(0), cache.stride(1), latent.stride(0))
         with _on(device):
-            compiled = _append_latent_kernel[grid](latent, cache, slot_mapping, *numbers, num_warps=1)
+            compiled = _append_latent_kernel[grid](
+                latent, cache, slot_mapping, *numbers, num_warps=2 if num_tokens <= 1024 else 1
+            )
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -190,7 +194,14 @@ def append_positions(latent, rope, cache, block_table, positions, request_ids=No
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent, rope, cache, block_table, positions, request_ids, *numbers, num_warps=1
+                latent,
+                rope,
+                cache,
+                block_table,
+                positions,
+                request_ids,
+                *numbers,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -235,7 +246,9 @@ def gather(cache, slots, *, out=None, zero_skipped=False):
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](latent_out, rope_out, cache, slots, *numbers, num_warps=1)
+            compiled = _gather_kernel[grid](
+                latent_out, rope_out, cache, slots, *numbers, num_warps=2 if num_tokens <= 1024 else 1
+            )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, rope_out
 
@@ -304,7 +317,15 @@ def gather_paged(
         )
         with _on(device):
             compiled = _gather_paged_kernel[grid](
-                latent_out, rope_out, cache, block_table, seq_lens, cu_seq_lens, starts, *numbers, num_warps=1
+                latent_out,
+                rope_out,
+                cache,
+                block_table,
+                seq_lens,
+                cu_seq_lens,
+                starts,
+                *numbers,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, rope_out

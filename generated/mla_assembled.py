@@ -115,7 +115,9 @@ def append(latent, rope, key_cache, value_cache, slot_mapping):
             rope.stride(0),
         )
         with _on(device):
-            compiled = _append_kernel[grid](latent, rope, key_cache, value_cache, slot_mapping, *numbers, num_warps=1)
+            compiled = _append_kernel[grid](
+                latent, rope, key_cache, value_cache, slot_mapping, *numbers, num_warps=2 if num_tokens <= 1024 else 1
+            )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -152,7 +154,9 @@ def append_latent(latent, key_cache, value_cache, slot_mapping):
             value_cache.stride(1),
         )
         with _on(device):
-            compiled = _append_latent_kernel[grid](latent, key_cache, value_cache, slot_mapping, *numbers, num_warps=1)
+            compiled = _append_latent_kernel[grid](
+                latent, key_cache, value_cache, slot_mapping, *numbers, num_warps=2 if num_tokens <= 1024 else 1
+            )
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -228,7 +232,15 @@ def append_positions(latent, rope, key_cache, value_cache, block_table, position
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent, rope, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=1
+                latent,
+                rope,
+                key_cache,
+                value_cache,
+                block_table,
+                positions,
+                request_ids,
+                *numbers,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -276,7 +288,9 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](latent_out, rope_out, key_cache, slots, *numbers, num_warps=1)
+            compiled = _gather_kernel[grid](
+                latent_out, rope_out, key_cache, slots, *numbers, num_warps=2 if num_tokens <= 1024 else 1
+            )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped, _kind(value_cache))
     return latent_out, rope_out
 
@@ -357,7 +371,15 @@ def gather_paged(
         )
         with _on(device):
             compiled = _gather_paged_kernel[grid](
-                latent_out, rope_out, key_cache, block_table, seq_lens, cu_seq_lens, starts, *numbers, num_warps=1
+                latent_out,
+                rope_out,
+                key_cache,
+                block_table,
+                seq_lens,
+                cu_seq_lens,
+                starts,
+                *numbers,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_paged_kept.keep(
             compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None, _kind(value_cache)

@@ -599,7 +599,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
                 key_cache.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=1,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped, _kind(value_cache))
     return latent_out, rope_out
@@ -696,7 +696,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_paged_kept.keep(
             compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None, _kind(value_cache)

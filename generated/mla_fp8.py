@@ -532,7 +532,7 @@ def gather_codes(cache, slots, *, out=None, zero_skipped=False):
                 cache.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=1,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, rope_out
@@ -617,7 +617,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, rope_out

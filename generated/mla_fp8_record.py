@@ -456,7 +456,13 @@ def gather_codes(cache, slots, *, dtype=None, out=None, zero_skipped=False):
         )
         with _on(device):
             compiled = _gather_codes_kernel[grid](
-                latent_out.view(torch.uint8), latent_scale_out, rope_out, cache, slots, *numbers, num_warps=1
+                latent_out.view(torch.uint8),
+                latent_scale_out,
+                rope_out,
+                cache,
+                slots,
+                *numbers,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, latent_scale_out, rope_out
@@ -561,7 +567,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, latent_scale_out, rope_out

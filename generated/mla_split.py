@@ -112,7 +112,9 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
             rope.stride(0),
         )
         with _on(device):
-            compiled = _append_kernel[grid](latent, rope, latent_cache, rope_cache, slot_mapping, *numbers, num_warps=1)
+            compiled = _append_kernel[grid](
+                latent, rope, latent_cache, rope_cache, slot_mapping, *numbers, num_warps=2 if num_tokens <= 1024 else 1
+            )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -138,7 +140,9 @@ def append_latent(latent, latent_cache, slot_mapping):
         grid = (triton.cdiv(num_tokens, 2),)
         numbers = (num_slots, num_tokens, latent_cache.stride(0), latent_cache.stride(1), latent.stride(0))
         with _on(device):
-            compiled = _append_latent_kernel[grid](latent, latent_cache, slot_mapping, *numbers, num_warps=1)
+            compiled = _append_latent_kernel[grid](
+                latent, latent_cache, slot_mapping, *numbers, num_warps=2 if num_tokens <= 1024 else 1
+            )
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -213,7 +217,15 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent, rope, latent_cache, rope_cache, block_table, positions, request_ids, *numbers, num_warps=1
+                latent,
+                rope,
+                latent_cache,
+                rope_cache,
+                block_table,
+                positions,
+                request_ids,
+                *numbers,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -265,7 +277,13 @@ def gather(latent_cache, rope_cache, slots, *, out=None, zero_skipped=False):
         )
         with _on(device):
             compiled = _gather_kernel[grid](
-                latent_out, rope_out, latent_cache, rope_cache, slots, *numbers, num_warps=1
+                latent_out,
+                rope_out,
+                latent_cache,
+                rope_cache,
+                slots,
+                *numbers,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, rope_out
@@ -359,7 +377,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, rope_out

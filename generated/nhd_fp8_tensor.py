@@ -430,9 +430,10 @@ def gather(key_cache, value_cache, slots, key_scale, value_scale, *, dtype=None,
         exact=True,
     )
     _check_separate("key_out", key_out, "value_out", value_out)
+    tokens = 1 if num_tokens <= 256 else 2
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             num_slots,
             num_tokens,
@@ -446,6 +447,7 @@ def gather(key_cache, value_cache, slots, key_scale, value_scale, *, dtype=None,
             value_cache.stride(2),
             value_out.stride(0),
             value_out.stride(1),
+            tokens,
             _native(device),
             zero_skipped,
         )
@@ -459,7 +461,7 @@ def gather(key_cache, value_cache, slots, key_scale, value_scale, *, dtype=None,
                 value_scale,
                 slots,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
@@ -560,9 +562,10 @@ def gather_paged(
     )
     _check_separate("key_out", key_out, "value_out", value_out)
     search_step = 1 << (batch_size + 1).bit_length() - 1
+    tokens = 1 if num_tokens <= 256 else 2
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -580,6 +583,7 @@ def gather_paged(
             value_cache.stride(2),
             value_out.stride(0),
             value_out.stride(1),
+            tokens,
             _native(device),
             zero_skipped,
         )
@@ -596,7 +600,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
@@ -1443,11 +1447,11 @@ def _gather_kernel(
     value_cache_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    TOKENS: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and value of one token, all heads."""
-    TOKENS: tl.constexpr = 1
+    """One program reads key and value of TOKENS tokens, all heads."""
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
@@ -1545,11 +1549,11 @@ def _gather_paged_kernel(
     value_cache_stride_head,
     value_out_stride_token,
     value_out_stride_head,
+    TOKENS: tl.constexpr,
     NATIVE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and value of one token, all heads."""
-    TOKENS: tl.constexpr = 1
+    """One program reads key and value of TOKENS tokens, all heads."""
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16

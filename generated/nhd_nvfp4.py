@@ -847,7 +847,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
                 value_scales.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=1,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -1013,7 +1013,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1,
+                num_warps=2 if num_tokens <= 1024 else 1,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, key_scale_out, value_out, value_scale_out
@@ -3132,9 +3132,9 @@ def _e2m1_codes_lifted(x, scale, lift, source: tl.constexpr, native: tl.constexp
 
 @triton.jit
 def _e2m1_values(code):
-    size = (code & 7).to(tl.float32)
-    value = tl.where(size < 5.0, size * 0.5, tl.where(size == 5.0, 3.0, size * 2.0 - 8.0))
-    return _signed(value, (code & 8).to(tl.uint32) << 28)
+    """The bits of a float32 but for its exponent, which is 126 less: subnormal where the code is."""
+    code = code.to(tl.uint32)
+    return (((code & 7) << 22) | ((code & 8) << 28)).to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2**126
 
 
 @triton.jit

@@ -487,7 +487,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 8,
+                num_warps=1 if num_tokens <= 64 else 2,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out

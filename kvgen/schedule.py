@@ -31,7 +31,7 @@ LANES = 32  # threads of a warp
 ELEMENTS = 8  # values of the widest access, of 16 bits each
 DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
 FEW_TOKENS = 64  # up to here a program takes one token even where it could take more
-FEW_ENCODED = 256  # the same where values are encoded as they are appended
+FEW_ENCODED = 256  # the same where values are encoded as they are appended, or rows of codes gathered in pairs
 SOME_TOKENS = 1024  # up to here more warps a program pay where values are encoded
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 STAGED_VALUES = 1024  # values of one stream that a program works on at the most
@@ -90,11 +90,14 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     streams = [layout.stream(name) for name in plan.streams]
     moved = not worked_on and not slot_minor
     tokens = wish.tokens or _tokens(layout, slot_minor, worked_on, widest, 2 * row if plan.staged else row, moved)
+    rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
+    in_pairs = rows and plan.kind == "gather" and row == TARGET_VALUES and _aligned(layout, plan) == VECTOR
+    tokens = 2 if in_pairs and not wish.tokens else tokens
     staged = STAGED_PER_WARP if plan.query is None else QUERY_PER_WARP
-    per_warp = staged if plan.staged else _values_per_warp(slot_minor, worked_on, plan.placement == "slots")
+    per_warp = staged if plan.staged else _values_per_warp(slot_minor, worked_on, plan)
     if moved:
         per_warp = 512 if tokens == 1 else 1024  # more accesses of a thread are under way at a time
-    if plan.kind == "append" and worked_on and tokens == 1 and not plan.staged and all(map(_by_row, streams)):
+    if plan.kind == "append" and rows and tokens == 1:
         per_warp = min(per_warp, 32 * _aligned(layout, plan))
     whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
     if any(map(worked_on_together, streams)):
@@ -104,10 +107,15 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
-    few_warps = max(num_warps, min(4, padded_side(math.ceil(row / (STAGED_FEW if plan.staged else 256)))))
+    # Codes that are unpacked to be turned go through shared memory where a thread has few of them.
+    fewest = STAGED_FEW if plan.staged else 512 if any(map(worked_on_together, streams)) else 256
+    few_warps = max(num_warps, min(4, padded_side(math.ceil(row / fewest))))
     few_warps = num_warps if wish.num_warps or not worked_on or whole_groups else few_warps
+    if moved and tokens > 1 and not wish.num_warps:
+        few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
     by_count = tokens > 1 and wish.tokens is None and not moved
-    few = FEW_ENCODED if plan.kind == "append" and worked_on and not (plan.staged or slot_minor) else FEW_TOKENS
+    encoding = plan.kind == "append" and worked_on and not (plan.staged or slot_minor)
+    few = FEW_ENCODED if encoding or in_pairs else FEW_TOKENS
     some = SOME_TOKENS
     if slot_minor and by_count and not wish.num_warps:
         few_warps, some = min(num_warps, padded_side(math.ceil(row / 256))), few
@@ -160,12 +168,12 @@ def _by_channel(stream: Stream) -> bool:
     return stream.scale is not None and any(axis.name == "dim" and axis.step == 1 for axis in stream.scale.axes)
 
 
-def _values_per_warp(slot_minor: bool, encoded: bool, by_slots: bool) -> int:
+def _values_per_warp(slot_minor: bool, encoded: bool, plan: Plan) -> int:
     """Values of one stream that a warp takes: few where they are only moved, more where they are worked on."""
     if not slot_minor:
         return 1024 if encoded else 256
-    if not by_slots:
-        return 256  # looking slots up in tables takes registers
+    if plan.placement != "slots":
+        return 1024 if plan.kind == "gather" else 256  # looking slots up in tables takes registers
     return 512 if encoded else 1024
 
 

@@ -41,7 +41,7 @@ def test_a_tile_of_tokens_where_slot_is_fastest() -> None:
 def test_small_rows_share_a_program() -> None:
     for function in ("append", "gather"):
         found = chosen("mla", function)
-        assert (found.tokens, found.by_count, found.num_warps) == (2, False, 1)
+        assert (found.tokens, found.by_count, found.num_warps, found.few_warps) == (2, False, 1, 2)
     found = chosen("mla_fp8_record")
     assert (found.tokens, found.by_count, found.few, found.num_warps) == (4, True, 256, 2)
 
@@ -68,8 +68,16 @@ def test_a_thread_has_what_one_access_takes() -> None:
 
 
 def test_warps_of_gathers() -> None:
-    for name, many in {"paged_nhd": 2, "nhd_fp8_tensor": 1, "nhd_nvfp4": 1, "nhd_bf16k_turbo3v": 1}.items():
-        assert chosen(name, "gather").num_warps == many, name
+    """Rows of codes of a byte are gathered in pairs where accesses are wide; the slots of pages take no more warps."""
+    gathered = {"paged_nhd": (1, 2), "nhd_int8_block": (2, 2), "packed_fp8_token_head": (1, 1)}
+    gathered |= {"nhd_nvfp4": (1, 1), "nhd_bf16k_turbo3v": (1, 1), "paged_x_vector": (16, 2)}
+    for name, expected in gathered.items():
+        for function in ("gather", "gather_paged"):
+            found = chosen(name, function)
+            assert (found.tokens, found.num_warps) == expected, (name, function)
+    assert chosen("nhd_bf16k_turbo3v", "gather").few_warps == 2
+    found = chosen("nhd_int8_block", "gather")
+    assert (found.few_tokens, found.few, found.few_warps, found.some) == (1, 256, 4, 1024)
 
 
 def test_groups_under_a_scale_by_norm_are_whole_in_a_thread() -> None:
