@@ -1105,8 +1105,11 @@ def _append_fused_kernel(
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    key_wide = key.to(tl.float64)
+    key_partner_wide = key_partner.to(tl.float64)
     key_inverse = tl.rsqrt(
-        tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
@@ -1204,8 +1207,11 @@ def _append_fused_key_kernel(
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    key_wide = key.to(tl.float64)
+    key_partner_wide = key_partner.to(tl.float64)
     key_inverse = tl.rsqrt(
-        tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
@@ -1790,14 +1796,6 @@ def _rounded(x, dtype: tl.constexpr):
     else:
         y = x.to(dtype)
     return y
-
-
-@triton.jit
-def _squares(x, y, shape: tl.constexpr):
-    """Squares of two halves of rows in float64, where they are exact, of shape[:-1]: four are added in a thread."""
-    a, b = tl.split(tl.reshape(x.to(tl.float64), shape))
-    c, d = tl.split(tl.reshape(y.to(tl.float64), shape))
-    return tl.fma(a, a, tl.fma(b, b, tl.fma(c, c, d * d)))
 
 
 def _tensor(name, tensor, ndim, device):

@@ -1155,8 +1155,12 @@ def _append_fused_query(
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    query_wide = query.to(tl.float64)
+    query_partner_wide = query_partner.to(tl.float64)
     query_inverse = tl.rsqrt(
-        tl.sum(_squares(query, query_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(query_wide, query_wide, query_partner_wide * query_partner_wide), axis=1, keep_dims=True)
+        * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     query = query * query_inverse
     query = query * query_weight
@@ -1304,8 +1308,11 @@ def _append_fused_kernel(
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    key_wide = key.to(tl.float64)
+    key_partner_wide = key_partner.to(tl.float64)
     key_inverse = tl.rsqrt(
-        tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
@@ -1404,8 +1411,12 @@ def _append_fused_key_query(
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    query_wide = query.to(tl.float64)
+    query_partner_wide = query_partner.to(tl.float64)
     query_inverse = tl.rsqrt(
-        tl.sum(_squares(query, query_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(query_wide, query_wide, query_partner_wide * query_partner_wide), axis=1, keep_dims=True)
+        * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     query = query * query_inverse
     query = query * query_weight
@@ -1543,8 +1554,11 @@ def _append_fused_key_kernel(
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    key_wide = key.to(tl.float64)
+    key_partner_wide = key_partner.to(tl.float64)
     key_inverse = tl.rsqrt(
-        tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
@@ -2129,14 +2143,6 @@ def _rounded(x, dtype: tl.constexpr):
     else:
         y = x.to(dtype)
     return y
-
-
-@triton.jit
-def _squares(x, y, shape: tl.constexpr):
-    """Squares of two halves of rows in float64, where they are exact, of shape[:-1]: four are added in a thread."""
-    a, b = tl.split(tl.reshape(x.to(tl.float64), shape))
-    c, d = tl.split(tl.reshape(y.to(tl.float64), shape))
-    return tl.fma(a, a, tl.fma(b, b, tl.fma(c, c, d * d)))
 
 
 def _tensor(name, tensor, ndim, device):

@@ -257,7 +257,7 @@ def append_fused(qkv, query_out, kv_cache, slot_mapping, positions, key_weight, 
     _check_weight("query_weight", query_weight, HEAD_DIM, (torch.float32, qkv.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens, 5)
+        grid = (num_tokens, 3)
         numbers = (
             cos_sin.shape[0],
             num_slots,
@@ -280,7 +280,7 @@ def append_fused(qkv, query_out, kv_cache, slot_mapping, positions, key_weight, 
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -324,7 +324,7 @@ def append_fused_key(qkv, query_out, kv_cache, slot_mapping, positions, key_weig
     _check_weight("query_weight", query_weight, HEAD_DIM, (torch.float32, qkv.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens, 5)
+        grid = (num_tokens, 3)
         numbers = (
             cos_sin.shape[0],
             num_slots,
@@ -347,7 +347,7 @@ def append_fused_key(qkv, query_out, kv_cache, slot_mapping, positions, key_weig
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_fused_key_kept.keep(compiled, grid, numbers, tensors)
@@ -992,26 +992,30 @@ def _append_fused_query(
     query_out_stride_head,
     cos_sin_stride_position,
 ):
-    """Stages of 8 query heads."""
-    head = part.to(tl.int64) * 8 + tl.arange(0, 8)
+    """Stages of 16 query heads."""
+    head = part.to(tl.int64) * 16 + tl.arange(0, 16)
     query_pair = tl.arange(0, 64)
     query_other = query_pair + 64
     query = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_pair[None, :])
     query_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_other[None, :])
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (16, 64))
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (16, 64))
     ).to(tl.float32)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (16, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (16, 64))).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    query_wide = query.to(tl.float64)
+    query_partner_wide = query_partner.to(tl.float64)
     query_inverse = tl.rsqrt(
-        tl.sum(_squares(query, query_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(query_wide, query_wide, query_partner_wide * query_partner_wide), axis=1, keep_dims=True)
+        * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     query = query * query_inverse
     query = query * query_weight
@@ -1108,8 +1112,11 @@ def _append_fused_kernel(
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    key_wide = key.to(tl.float64)
+    key_partner_wide = key_partner.to(tl.float64)
     key_inverse = tl.rsqrt(
-        tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
@@ -1168,26 +1175,30 @@ def _append_fused_key_query(
     query_out_stride_head,
     cos_sin_stride_position,
 ):
-    """Stages of 8 query heads."""
-    head = part.to(tl.int64) * 8 + tl.arange(0, 8)
+    """Stages of 16 query heads."""
+    head = part.to(tl.int64) * 16 + tl.arange(0, 16)
     query_pair = tl.arange(0, 64)
     query_other = query_pair + 64
     query = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_pair[None, :])
     query_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_other[None, :])
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (16, 64))
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (16, 64))
     ).to(tl.float32)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (16, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (16, 64))).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    query_wide = query.to(tl.float64)
+    query_partner_wide = query_partner.to(tl.float64)
     query_inverse = tl.rsqrt(
-        tl.sum(_squares(query, query_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(query_wide, query_wide, query_partner_wide * query_partner_wide), axis=1, keep_dims=True)
+        * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     query = query * query_inverse
     query = query * query_weight
@@ -1281,8 +1292,11 @@ def _append_fused_key_kernel(
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
+    key_wide = key.to(tl.float64)
+    key_partner_wide = key_partner.to(tl.float64)
     key_inverse = tl.rsqrt(
-        tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
+        tl.sum(tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide), axis=1, keep_dims=True) * 0.0078125
+        + 1e-06
     ).to(tl.float32)
     key = key * key_inverse
     key = key * key_weight
@@ -1795,14 +1809,6 @@ def _rounded(x, dtype: tl.constexpr):
     else:
         y = x.to(dtype)
     return y
-
-
-@triton.jit
-def _squares(x, y, shape: tl.constexpr):
-    """Squares of two halves of rows in float64, where they are exact, of shape[:-1]: four are added in a thread."""
-    a, b = tl.split(tl.reshape(x.to(tl.float64), shape))
-    c, d = tl.split(tl.reshape(y.to(tl.float64), shape))
-    return tl.fma(a, a, tl.fma(b, b, tl.fma(c, c, d * d)))
 
 
 def _tensor(name, tensor, ndim, device):

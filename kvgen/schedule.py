@@ -36,7 +36,7 @@ SOME_TOKENS = 1024  # up to here more warps a program pay where values are encod
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 STAGED_VALUES = 1024  # values of one stream that a program works on at the most
 STAGED_PER_WARP = 512  # values a warp works on,
-QUERY_PER_WARP = 1024  # more where there is a query, whose programs are most of them,
+QUERY_PER_WARP = 1024  # more of a query, whose programs are most of them,
 STAGED_FEW = 128  # and few with few tokens
 
 
@@ -93,7 +93,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
     in_pairs = rows and plan.kind == "gather" and row == TARGET_VALUES and _aligned(layout, plan) == VECTOR
     tokens = 2 if in_pairs and not wish.tokens else tokens
-    staged = STAGED_PER_WARP if plan.query is None else QUERY_PER_WARP
+    mrope = plan.query is not None and plan.rotary is not None and plan.rotary.mrope  # rows of three positions
+    staged = QUERY_PER_WARP if mrope else STAGED_PER_WARP
     per_warp = staged if plan.staged else _values_per_warp(slot_minor, worked_on, plan)
     if moved:
         per_warp = 512 if tokens == 1 else 1024  # more accesses of a thread are under way at a time
@@ -113,7 +114,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     few_warps = num_warps if wish.num_warps or not worked_on or whole_groups else few_warps
     if moved and tokens > 1 and not wish.num_warps:
         few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
-    by_count = tokens > 1 and wish.tokens is None and not moved
+    by_count = tokens > 1 and wish.tokens is None and not moved and not whole_groups
     encoding = plan.kind == "append" and worked_on and not (plan.staged or slot_minor)
     few = FEW_ENCODED if encoding or in_pairs else FEW_TOKENS
     some = SOME_TOKENS
@@ -226,8 +227,10 @@ def _held(layout: Layout, plan: Plan, copy: Copy, tile: Tile, num_warps: int) ->
     """
     stream = layout.stream(copy.stream)
     packed = plan.kind == "append" and plan.cache_view(copy).pack and stream.scale and stream.scale.dynamic
-    if packed and not copy.stages and _by_norm(stream) and "group" in tile.order:
-        return stream.group
+    if packed and not copy.stages and _by_norm(stream):
+        # With less than an access a thread the lanes of a group would lie apart: Triton 3.6 reduces those wrongly.
+        whole = None not in tile.sides and math.prod(tile.sides) >= ELEMENTS * LANES * num_warps
+        return stream.group if "group" in tile.order and whole else 0
     if not packed or copy.stages or worked_on_together(stream) or _by_channel(stream) or "token" in tile.order:
         return 0
     sides = dict(zip(tile.order, tile.sides, strict=True))

@@ -109,6 +109,8 @@ def test_quotients_under_one_scale(kind: str) -> None:
     over = module_of(shipped("nhd_fp8_fused_once"))._over_one
     source = tl.bfloat16 if kind == "few bits" else tl.float32
     _divide_one_kernel[(len(scale),)](x, scale, found, expected, over, source, enable_fp_fusion=False)
+    for quotient in (found, expected):  # below 2**-40 there is no code but a sign
+        quotient[quotient.abs() < 2.0**-40] *= 0.0
     assert torch.equal(*(sides(quotient.clamp(-(2.0**20), 2.0**20)) for quotient in (found, expected)))
 
 
@@ -144,6 +146,7 @@ def mantissas(group: int, source: torch.dtype) -> torch.Tensor:
 def test_codes_are_those_of_the_reference(name: str, source: torch.dtype) -> None:
     """Every pair of mantissas of a value and the largest of its group, in many sizes, and every 16-bit value."""
     layout, module = shipped(name), module_of(shipped(name))
+    kept = {} if all(stream.encoding for stream in layout.streams) else {"dtype": source}
     every = torch.arange(1 << 16, dtype=torch.int32, device="cuda").to(torch.int16).view(source).view(-1, 128)
     rows = torch.cat([every, mantissas(layout.stream("key").group or 128, source)])
     rows = rows[: len(rows) // 8 * 8].view(-1, 8, 128)
@@ -151,7 +154,7 @@ def test_codes_are_those_of_the_reference(name: str, source: torch.dtype) -> Non
     for outer in (1.0, 0.37, 3.1e-5, 1e-44, 3.3e-27, 7.7e21, 1.3e38, 0.0, -2.0, float("inf"), float("nan")):
         static = {n: torch.full((1,), outer, device="cuda") for n in ("key_scale_scale", "value_scale_scale")}
         static = static if name == "nhd_nvfp4" else {}
-        found, expected = (module.allocate(-(-len(rows) // 16), device="cuda") for _ in range(2))
+        found, expected = (module.allocate(-(-len(rows) // 16), device="cuda", **kept) for _ in range(2))
         module.append(rows, rows.flip(-1), *found, slots, *static.values())
         named = dict(zip([buffer.name for buffer in layout.buffers], expected, strict=True))
         reference.append(layout, {"key": rows, "value": rows.flip(-1)}, named, slots, scales=static)

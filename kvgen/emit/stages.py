@@ -88,7 +88,8 @@ class Staging(Indexing):
         summed = list(at) if pairs.halved else [name]
         wide = [f"{value}_wide" if exact else value for value in summed]
         squares = " + ".join(f"{value} * {value}" for value in wide)
-        fours = exact and pairs.halved and self._roomy(tile)
+        # Sums in fours take fewer registers and more time: they pay where there is a code to be made, too.
+        fours = exact and pairs.halved and self.layout.stream(name).encoding is not None and self._roomy(tile)
         if fours:
             squares = f"_squares({name}, {summed[1]}, {self._in_twos(tile, name)})"
         elif exact and pairs.halved:  # the squares are exact in float64: contracted or not, the sum is the same

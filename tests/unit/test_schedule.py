@@ -47,12 +47,13 @@ def test_small_rows_share_a_program() -> None:
 
 
 def test_warps_of_fused_appends() -> None:
-    """With a query a warp has 1024 values, of either kind; with few tokens programs have four warps."""
+    """Of a query a warp has 1024 values, of keys and values half of them but for those of three positions."""
     found = chosen("nhd_fused", "append_fused")
     assert (found.tokens, found.num_warps, found.few_warps, found.query_heads) == (1, 2, 4, 0)
-    for name, heads in (("packed_hnd_fused", 8), ("nhd_fused_mrope", 8), ("mla_record_fused", 16)):
+    queries = {"packed_hnd_fused": (2, 16), "nhd_fused_mrope": (1, 8), "mla_record_fused": (1, 16)}
+    for name, (warps, heads) in queries.items():
         found = chosen(name, "append_fused")
-        assert (found.tokens, found.num_warps, found.few_warps, found.query_heads) == (1, 1, 4, heads)
+        assert (found.tokens, found.num_warps, found.few_warps, found.query_heads) == (1, warps, 4, heads), name
 
 
 def test_warps_of_one_token_that_is_worked_on() -> None:
