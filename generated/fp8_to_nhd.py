@@ -315,7 +315,7 @@ def transfer_blocks(
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 2 if programs is None else 8
+    tokens = 2 if programs is None else 16
     stages = 3 if programs is not None and _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:

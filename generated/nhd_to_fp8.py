@@ -316,7 +316,7 @@ def transfer_blocks(
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 2 if programs is None else 8
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    stages = 4 if programs is not None and _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)

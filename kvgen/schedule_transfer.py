@@ -22,14 +22,18 @@ ENCODED_VALUES = 2048  # values that are computed with take registers
 ENCODED_PER_WARP = 512  # twice as many where the grid is capped
 MOST_TOKENS = 64
 CAPPED_BYTES = 32768  # of one stream where the grid is capped; of all streams where values are computed with
-CAPPED_VALUES = 8192  # of one stream
+CAPPED_VALUES = 8192  # of one stream,
+DECODED_VALUES = 16384  # or of one that is only decoded, by blocks
 FULL_BYTES = 49152  # a tile that reads so many keeps memory busy without those that follow
-STAGED_BYTES = 81920  # of tiles on their way, in shared memory: GPUs have 99 KiB of it for a program at the least
+STAGED_BYTES = 100352  # of tiles on their way, in shared memory: GPUs have 99 KiB of it for a program at the least
+STAGED_BY_SLOTS = 81920  # the places of slots take registers
 STAGED_PER_WARP = 4608  # of all streams
 ASYNC = 4  # bytes of an access that can go to shared memory by itself
 MOST_STAGES = 6
-FEW_STAGES = 3  # where values are worked on or turned, which takes registers,
-FEWEST_STAGES = 2  # as the places of single slots do besides
+ENCODED_STAGES = 4  # values that are encoded take registers too,
+FEW_STAGES = 3  # and more of them if they are decoded as well, turned, or encoded by slots,
+FEWEST_STAGES = 2  # or turned by slots
+SCALE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     tiles = tuple(_tile(transfer, copy, groups.get(copy.stream), heads) for copy in plan.copies)
     row = sum(_read(copy, tile) for copy, tile in zip(plan.copies, tiles, strict=True))
     per_warp = ENCODED_PER_WARP if encoded else BYTES_PER_WARP * (2 if _turned(plan) else 1)
+    by_slots = plan.placement == "slots"
 
     def program(wanted: int, per_warp: int, most_warps: int) -> Program:
         tokens = padded_side(together) if together > 1 else _tokens(transfer, wanted, least)
@@ -88,8 +93,12 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
         capped = plain  # registers are short already
     elif encoded:
         most = max(plain.tokens * row, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
-        wanted = min(most // row, CAPPED_VALUES // widest)
-        capped = _staged(transfer, plan, program(wanted, 2 * per_warp, 8), row, FEW_STAGES)
+        decoded, encodes = (any(side.stream(name).encoding for name in groups) for side in transfer.sides)
+        values = CAPPED_VALUES if encodes or by_slots else DECODED_VALUES
+        capped = program(min(most // row, values // widest), 2 * per_warp, 8)
+        scales = SCALE_BYTES * capped.tokens * widest // min((size for size in groups.values() if size), default=VECTOR)
+        stages = FEW_STAGES if decoded or by_slots else ENCODED_STAGES
+        capped = _staged(transfer, plan, capped, row, stages, scales)
     else:
         most = max(2 * budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
         capped = _filled(transfer, plan, program(most // widest, per_warp, 16), most // widest, row)
@@ -112,18 +121,22 @@ def _filled(transfer: Transfer, plan: Plan, program: Program, wanted: int, row: 
         return program
     few = replace(program, num_warps=_warps(program.tokens * row, STAGED_PER_WARP // (2 if turned else 1), 16))
     most = MOST_STAGES if not turned else FEWEST_STAGES if by_slots else FEW_STAGES
-    return _staged(transfer, plan, few, row, most)
+    return _staged(transfer, plan, few, row, most, program.tokens * row // 2 if turned else 0)
 
 
 def _warps(amount: int, per_warp: int, most: int) -> int:
     return max(1, min(most, padded_side(math.ceil(amount / per_warp))))
 
 
-def _staged(transfer: Transfer, plan: Plan, program: Program, row: int, most: int) -> Program:
-    """With as many tiles under way as shared memory has room for, where accesses are wide both ways."""
+def _staged(transfer: Transfer, plan: Plan, program: Program, row: int, most: int, spare: int) -> Program:
+    """With as many tiles under way as shared memory has room for, where accesses are wide both ways.
+
+    ``spare`` bytes are left for what threads exchange: scales, or a stream that is turned.
+    """
     if _narrowest(transfer) < ASYNC or any(lane(copy.source) == "token" for copy in plan.copies):
         return program
-    return replace(program, stages=max(1, min(most, 1 + STAGED_BYTES // (program.tokens * row))))
+    room = (STAGED_BY_SLOTS if plan.placement == "slots" else STAGED_BYTES) - spare
+    return replace(program, stages=max(1, min(most, 1 + room // (program.tokens * row))))
 
 
 def _heads(transfer: Transfer, plan: Plan, budget: int) -> int | None:

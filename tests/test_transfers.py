@@ -514,8 +514,8 @@ def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
     assert chosen == {
         "wide": (Program(2, 4), Program(16, 16)),
         "narrow": (Program(4, 4), Program(8, 4, 6)),
-        "small blocks": (Program(4, 4), Program(16, 4, 5)),
-        "encoded": (Program(2, 4), Program(8, 8, 3)),
+        "small blocks": (Program(4, 4), Program(16, 4, 6)),
+        "encoded": (Program(2, 4), Program(8, 8, 4)),
         "from slots": (Program(16, 4, heads=2), Program(16, 16, heads=8)),
         "together": (Program(32, 16, heads=2), Program(32, 16, heads=2)),
     }
