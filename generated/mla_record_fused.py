@@ -2415,7 +2415,8 @@ def _pow2_ceil(scale, amax, steps, floored: tl.constexpr):
     small = scale < 1.1754943508222875e-38
     lift = tl.where(small, 18446744073709551616.0, 1.0)
     if not floored:
-        scale = tl.where(small, tl.maximum(tl.div_rn(amax * lift, steps), 0.0), scale)  # no number, below 0: nothing
+        lifted = tl.div_rn(amax * lift, steps)
+        scale = tl.where(small, tl.where(lifted > 0.0, lifted, 0.0), scale)  # no number, below 0: nothing
     bits = scale.to(tl.uint32, bitcast=True)
     power = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
     return power if floored else tl.div_rn(power, lift)
