@@ -93,6 +93,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
     in_pairs = rows and plan.kind == "gather" and row == TARGET_VALUES and _aligned(layout, plan) == VECTOR
     tokens = 2 if in_pairs and not wish.tokens else tokens
+    whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
+    tokens = max(tokens, 512 // row) if whole_groups and not (slot_minor or wish.tokens) else tokens
     mrope = plan.query is not None and plan.rotary is not None and plan.rotary.mrope  # rows of three positions
     staged = QUERY_PER_WARP if mrope else STAGED_PER_WARP
     per_warp = staged if plan.staged else _values_per_warp(slot_minor, worked_on, plan)
@@ -100,7 +102,6 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         per_warp = 512 if tokens == 1 else 1024  # more accesses of a thread are under way at a time
     if plan.kind == "append" and rows and tokens == 1:
         per_warp = min(per_warp, 32 * _aligned(layout, plan))
-    whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
     if any(map(worked_on_together, streams)):
         per_warp = 512 if plan.kind == "append" else 1024
     elif any(map(_by_channel, streams)):
@@ -227,10 +228,10 @@ def _held(layout: Layout, plan: Plan, copy: Copy, tile: Tile, num_warps: int) ->
     """
     stream = layout.stream(copy.stream)
     packed = plan.kind == "append" and plan.cache_view(copy).pack and stream.scale and stream.scale.dynamic
-    if packed and not copy.stages and _by_norm(stream):
-        # With less than an access a thread the lanes of a group would lie apart: Triton 3.6 reduces those wrongly.
-        whole = None not in tile.sides and math.prod(tile.sides) >= ELEMENTS * LANES * num_warps
-        return stream.group if "group" in tile.order and whole else 0
+    if packed and not copy.stages and _by_norm(stream) and "group" in tile.order:
+        # Where threads have less, the lanes of a group would lie apart: Triton 3.6 reduces those wrongly.
+        whole = None not in tile.sides and math.prod(tile.sides) >= stream.group * LANES * num_warps
+        return stream.group if whole else 0
     if not packed or copy.stages or worked_on_together(stream) or _by_channel(stream) or "token" in tile.order:
         return 0
     sides = dict(zip(tile.order, tile.sides, strict=True))
