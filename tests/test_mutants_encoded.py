@@ -107,7 +107,7 @@ CODES = [
     Mutant("e2m1 ties away from zero", NVFP4, "_e2m1_codes_of_half", r"\(tl\.abs\(half\)", "(tl.abs(half) * 1.0000001", "append/scales1"),
     Mutant("e2m1 steps of a half up to 4", NVFP4, "_e2m1_codes", r"2\.0, code", "4.0, code", "append/T1"),
     Mutant("e2m1 sign lost", MXFP4, "_e2m1_codes", r" \| \(sign & 8\)", "", "append/T1"),
-    Mutant("e2m1 largest code read as 8", MXFP4, "_e2m1_values", r"size \* 2\.0 - 8\.0", "size * 4.0 - 20.0", "gather/as_float32"),
+    Mutant("e2m1 largest code read as 8", MXFP4, "_e2m1_values", r"\(code & 7\)", "((code & 7) + (code & 7) // 7)", "gather/as_float32"),
     Mutant("cast truncates", placed("cast"), "_to_bfloat16", r" \+ 0x7FFF \+ \(\(bits >> 16\) & 1\)", "", "append/T1"),
 ]
 # fmt: on
