@@ -34,6 +34,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -178,9 +179,12 @@ class Story:
         if block.marks.keys() & {"gpu", "run by"}:
             return
         sys.path.insert(0, str(self.folder))
+        page = ModuleType("page_of_docs")
+        sys.modules[page.__name__] = page  # torch.compile looks up a function's globals in its module
         try:
-            exec(code, {"__name__": "docs"})
+            exec(code, vars(page))
         finally:
+            del sys.modules[page.__name__]
             sys.path.remove(str(self.folder))
 
 
