@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from kvgen.axes import Axis
 from kvgen.emit.args import Arg, stride_factors
+from kvgen.emit.copying import Copying
 from kvgen.emit.encoding import Loaded
 from kvgen.emit.index import Variable, subscript
-from kvgen.emit.kernel import Builder
 from kvgen.emit.packing import repack
 from kvgen.emit.sections import CopyContext, Masks, Side
 from kvgen.layout import Layout, Leaf, Scale
@@ -39,7 +39,7 @@ def head_tile(sched: TransferSchedule) -> str:
     return str(sched.heads or 1) if sched.heads == sched.capped.heads else "HEAD_TILE"
 
 
-class Half(Builder):
+class Half(Copying):
     """One side of a transfer: addresses and sections of its cache, over tiles that both sides share."""
 
     def __init__(self, transfer: Transfer, layout: Layout, plan: Plan, sched: TransferSchedule) -> None:
