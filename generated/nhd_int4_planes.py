@@ -2000,6 +2000,39 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_bit1 = tl.load(
+        key_cache_ptr
+        + block[:, None, None] * key_cache_stride_block
+        + slot[:, None, None] * key_cache_stride_slot
+        + head[None, :, None] * key_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    key_bit2 = tl.load(
+        key_cache_ptr
+        + block[:, None, None] * key_cache_stride_block
+        + slot[:, None, None] * key_cache_stride_slot
+        + head[None, :, None] * key_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    key_bit3 = tl.load(
+        key_cache_ptr
+        + block[:, None, None] * key_cache_stride_block
+        + slot[:, None, None] * key_cache_stride_slot
+        + head[None, :, None] * key_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
     key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None, None] * key_scales_stride_block
@@ -2019,6 +2052,39 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value_bit1 = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_bit2 = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_bit3 = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
     value_scale = tl.load(
         value_scales_ptr
         + block[:, None, None, None] * value_scales_stride_block
@@ -2030,50 +2096,8 @@ def _gather_kernel(
     )
 
     # key from key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    key = _unpack_1(key)
+    key = _unpack_planes(key, key_bit1, key_bit2, key_bit3)
     key = tl.reshape(key, (TOKENS, 8, 4, 32))
-    plane = tl.load(
-        key_cache_ptr
-        + block[:, None, None] * key_cache_stride_block
-        + slot[:, None, None] * key_cache_stride_slot
-        + head[None, :, None] * key_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    key = key | (plane << 1)
-    plane = tl.load(
-        key_cache_ptr
-        + block[:, None, None] * key_cache_stride_block
-        + slot[:, None, None] * key_cache_stride_slot
-        + head[None, :, None] * key_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    key = key | (plane << 2)
-    plane = tl.load(
-        key_cache_ptr
-        + block[:, None, None] * key_cache_stride_block
-        + slot[:, None, None] * key_cache_stride_slot
-        + head[None, :, None] * key_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    key = key | (plane << 3)
     key = _int4_values(key)
     scale = _to_float32(key_scale)
     key = key * scale
@@ -2088,50 +2112,8 @@ def _gather_kernel(
     )
 
     # value from value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    value = _unpack_1(value)
+    value = _unpack_planes(value, value_bit1, value_bit2, value_bit3)
     value = tl.reshape(value, (TOKENS, 8, 4, 32))
-    plane = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    value = value | (plane << 1)
-    plane = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    value = value | (plane << 2)
-    plane = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    value = value | (plane << 3)
     value = _int4_values(value)
     scale = _to_float32(value_scale)
     value = value * scale
@@ -2226,6 +2208,39 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    key_bit1 = tl.load(
+        key_cache_ptr
+        + block[:, None, None] * key_cache_stride_block
+        + slot[:, None, None] * key_cache_stride_slot
+        + head[None, :, None] * key_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    key_bit2 = tl.load(
+        key_cache_ptr
+        + block[:, None, None] * key_cache_stride_block
+        + slot[:, None, None] * key_cache_stride_slot
+        + head[None, :, None] * key_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    key_bit3 = tl.load(
+        key_cache_ptr
+        + block[:, None, None] * key_cache_stride_block
+        + slot[:, None, None] * key_cache_stride_slot
+        + head[None, :, None] * key_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
+        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
     key_scale = tl.load(
         key_scales_ptr
         + block[:, None, None, None] * key_scales_stride_block
@@ -2245,6 +2260,39 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value_bit1 = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_bit2 = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_bit3 = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head
+        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
+        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
+        + (dim_byte % 4)[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
     value_scale = tl.load(
         value_scales_ptr
         + block[:, None, None, None] * value_scales_stride_block
@@ -2256,50 +2304,8 @@ def _gather_paged_kernel(
     )
 
     # key from key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    key = _unpack_1(key)
+    key = _unpack_planes(key, key_bit1, key_bit2, key_bit3)
     key = tl.reshape(key, (TOKENS, 8, 4, 32))
-    plane = tl.load(
-        key_cache_ptr
-        + block[:, None, None] * key_cache_stride_block
-        + slot[:, None, None] * key_cache_stride_slot
-        + head[None, :, None] * key_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    key = key | (plane << 1)
-    plane = tl.load(
-        key_cache_ptr
-        + block[:, None, None] * key_cache_stride_block
-        + slot[:, None, None] * key_cache_stride_slot
-        + head[None, :, None] * key_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    key = key | (plane << 2)
-    plane = tl.load(
-        key_cache_ptr
-        + block[:, None, None] * key_cache_stride_block
-        + slot[:, None, None] * key_cache_stride_slot
-        + head[None, :, None] * key_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * key_cache_stride_dim_div32
-        + tl.cast(key_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    key = key | (plane << 3)
     key = _int4_values(key)
     scale = _to_float32(key_scale)
     key = key * scale
@@ -2314,50 +2320,8 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    value = _unpack_1(value)
+    value = _unpack_planes(value, value_bit1, value_bit2, value_bit3)
     value = tl.reshape(value, (TOKENS, 8, 4, 32))
-    plane = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    value = value | (plane << 1)
-    plane = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 2
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    value = value | (plane << 2)
-    plane = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head
-        + (dim_byte // 4)[None, None, :] * value_cache_stride_dim_div32
-        + tl.cast(value_cache_stride_bit, tl.int64) * STRIDE_UNIT * 3
-        + (dim_byte % 4)[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
-    plane = _unpack_1(plane)
-    plane = tl.reshape(plane, (TOKENS, 8, 4, 32))
-    value = value | (plane << 3)
     value = _int4_values(value)
     scale = _to_float32(value_scale)
     value = value * scale
@@ -3377,15 +3341,6 @@ def _int4_values(code):
 
 
 @triton.jit
-def _unpack_1(codes):
-    """Bytes to [..., 2, 2, 2] codes of 1 bits."""
-    codes = tl.join(codes & 15, codes >> 4)
-    codes = tl.join(codes & 3, codes >> 2)
-    codes = tl.join(codes & 1, codes >> 1)
-    return codes
-
-
-@triton.jit
 def _pack_planes(codes):
     """[..., 2, 2, 2] codes of 4 bits to words of 4 bytes, each of which has one bit of all, the lowest the first."""
     codes = codes.to(tl.uint32) & 15
@@ -3400,6 +3355,21 @@ def _pack_planes(codes):
     codes = codes ^ moved ^ (moved << 14)
     moved = ((codes >> 7) ^ codes) & 0x00AA00AA
     return codes ^ moved ^ (moved << 7)
+
+
+@triton.jit
+def _unpack_planes(first, second, third, fourth):
+    """Bytes that have one bit each of 8 codes, the lowest the first, to [..., 2, 2, 2] codes of 4 bits."""
+    codes = first.to(tl.uint32) | (second.to(tl.uint32) << 8)
+    codes = codes | (third.to(tl.uint32) << 16) | (fourth.to(tl.uint32) << 24)
+    # What _pack_planes moves to the front goes back: the same bits change places.
+    moved = ((codes >> 7) ^ codes) & 0x00AA00AA
+    codes = codes ^ moved ^ (moved << 7)
+    moved = ((codes >> 14) ^ codes) & 0x0000CCCC
+    codes = codes ^ moved ^ (moved << 14)
+    codes = tl.join(codes & 0x0F0F0F0F, (codes >> 4) & 0x0F0F0F0F)
+    codes = tl.join(codes & 0xFFFF, codes >> 16)
+    return tl.join(codes & 0xFF, codes >> 8).to(tl.uint8)
 
 
 def _tensor(name, tensor, ndim, device):

@@ -56,7 +56,8 @@ _LONGEST = 64
 _STAGED = (
     "partner|(partner_)?(weight|wide)|inverse|pair|first|other|turn|position|frequency|angle|(cos|sin)(_height|_width)?"
 )
-_DERIVED = re.compile(f"(_out)?(_(ptr|length|mask|page.*|dim(_byte|_group|_lane|_run|_word)?|stride.*|{_STAGED}))?")
+_READ = "ptr|length|mask|bit[0-9]|page.*|dim(_byte|_group|_lane|_run|_word)?|stride.*"
+_DERIVED = re.compile(f"(_out)?(_({_READ}|{_STAGED}))?")
 
 
 def objection(name: str) -> str | None:

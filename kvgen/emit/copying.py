@@ -212,7 +212,9 @@ class Copying(Staging):
             pack=build_pack(view, tile, transposed),
             planed=bool(others),
             transposed=transposed,
-            planes=tuple(PlaneContext(bit, side, masks) for bit, side in enumerate(others, 1)),
+            planes=tuple(
+                PlaneContext(bit, f"{copy.stream}_bit{bit}", side, masks) for bit, side in enumerate(others, 1)
+            ),
         )
 
     def _scale(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> ScaleContext:

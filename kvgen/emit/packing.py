@@ -74,8 +74,8 @@ class PackContext:
     the codes of a byte last and ``unorder`` undoes it from ``between``; ``codes`` is the tile itself.
     """
 
-    bits: int
     function: str
+    unfunction: str
     apart: str
     order: str
     unorder: str
@@ -115,8 +115,8 @@ def build_pack(view: View, tile: Tile, transposed: bool) -> PackContext:
     if not moved:
         apart = apart[:-1]
     return PackContext(
-        bits=bits,
         function="_pack_planes" if transposed else f"_pack_{bits}",
+        unfunction="_unpack_planes" if transposed else f"_unpack_{bits}",
         apart=_tuple(apart),
         order=_tuple([str(i) for i in order]),
         unorder=_tuple([str(i) for i in unorder]),

@@ -221,9 +221,10 @@ class StagesContext:
 
 @dataclass(frozen=True, slots=True)
 class PlaneContext:
-    """Where a bit of the codes lies, but the lowest, which are packed like those."""
+    """Where a bit of the codes lies, but the lowest, which are packed like those; and its name as it is read."""
 
     bit: int
+    name: str
     side: Side
     masks: Masks
 
@@ -273,6 +274,16 @@ class CopyContext:
     rejoined: bool = False  # whether they are whole in between
     second: Side | None = None
     together: str = ""  # what puts parts of rows together, as which they are loaded
+
+    @property
+    def apart(self) -> bool:
+        """Whether bits that lie for themselves are put together code by code, not all at once."""
+        return self.planed and not self.transposed
+
+    @property
+    def together_in_bytes(self) -> str:
+        """What codes are taken out of: the bytes that they share, of all their bits at once."""
+        return ", ".join([self.stream, *(plane.name for plane in self.planes if self.transposed)])
 
     def again(self) -> CopyContext:
         """The section where its values or codes are at hand from the one before."""
