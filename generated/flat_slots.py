@@ -1588,14 +1588,16 @@ class _Kept:
     def start(self, tensors, *others, layer=None):
         """Starts the launch that is kept for such tensors and other arguments; whether there is one that could be.
 
-        The latest one comes first.
+        Once there is one, a function in C stands in the place of this one: it tries the latest before it looks further.
         """
+        return False
+
+    def look_up(self, tensors, *others, layer=None):
+        """The same where the latest launch could not be started: of one for tensors of another kind."""
         try:
             latest = self.latest[others]
         except (KeyError, TypeError):  # a TypeError is that of an argument which the checks refuse
             return False
-        if latest(tensors, layer):
-            return True
         launch = self.known.get((others, _starter().describe(tensors)), latest)
         if launch is latest:
             return False
@@ -1611,6 +1613,7 @@ class _Kept:
             self.known.clear()
             self.latest.clear()
         self.latest[others] = self.known[others, _starter().describe(tensors)] = launch
+        self.start = _starter().starting(self.latest, self.look_up)
 
 
 _start_in_c = """
@@ -1644,7 +1647,7 @@ typedef struct {
     int64_t device, num_layers, num_words, num_arguments;
 } Plan; /* behind it num_words that describe the tensors, and the arguments */
 
-static PyObject *is_neg;
+static PyCFunction is_neg; /* that of PyTorch's tensors */
 
 enum { WORDS = 2048, ARGUMENTS = 128, CUDA = 2, FLOAT = 2, BFLOAT = 4 };
 
@@ -1659,7 +1662,7 @@ static Py_ssize_t describe(const Exchange *exchange, PyObject *tensors, int64_t 
         if (exchange->read(given, &tensor) || !tensor.data || size + 3 + 2 * tensor.ndim > WORDS || i >= ARGUMENTS)
             return -1;
         if (tensor.code == FLOAT || tensor.code == BFLOAT) { /* nothing else has a negative bit */
-            negated = PyObject_CallMethodNoArgs(given, is_neg);
+            negated = is_neg(given, NULL);
             Py_XDECREF(negated);
             if (negated != Py_False)
                 return -1;
@@ -1674,26 +1677,29 @@ static Py_ssize_t describe(const Exchange *exchange, PyObject *tensors, int64_t 
     return size;
 }
 
-/* start(plan, tensors, layer) */
-static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t count)
+/* launch(tensors, layer): whether a kernel was started. self: its plan, who watches launches before and behind them, and
+   the compiled kernel, whose code is unloaded with it */
+static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    const Plan *plan = (const Plan *)PyBytes_AS_STRING(args[0]);
+    const Plan *plan = (const Plan *)PyBytes_AS_STRING(PyTuple_GET_ITEM(self, 0));
     const int64_t *expected = (const int64_t *)(plan + 1);
     int64_t words[WORDS];
     uint64_t arguments[ARGUMENTS], config[7];
     void *parameters[ARGUMENTS];
     int device, failed;
+    if (PyObject_IsTrue(PyTuple_GET_ITEM(self, 1)) || PyObject_IsTrue(PyTuple_GET_ITEM(self, 2)))
+        goto no;
     memcpy(config, plan->config, sizeof config);
     memcpy(arguments, expected + plan->num_words, 8 * plan->num_arguments);
-    if (describe(plan->exchange, args[1], words, arguments) != plan->num_words)
+    if (describe(plan->exchange, args[0], words, arguments) != plan->num_words)
         goto no;
     if (memcmp(words, expected, 8 * plan->num_words))
         goto no;
     if (plan->num_layers) {
-        int64_t layer = PyLong_CheckExact(args[2]) ? PyLong_AsLongLong(args[2]) : -1;
+        int64_t layer = PyLong_CheckExact(args[1]) ? PyLong_AsLongLong(args[1]) : -1;
         if (layer < 0 || layer >= plan->num_layers)
             goto no;
-        arguments[PyTuple_GET_SIZE(args[1])] = layer;
+        arguments[PyTuple_GET_SIZE(args[0])] = layer;
     }
     if (plan->current_device(&device) || device != plan->device)
         goto no;
@@ -1710,6 +1716,43 @@ no:
     Py_RETURN_FALSE;
 }
 
+/* start(tensors, *others, layer=None): the latest launch for such others, or else who looks for one, is called.
+   self: these launches by what others are, and who looks */
+static PyObject *start(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    PyObject *done = Py_False, *latest, *others = PyTuple_New(count - 1);
+    if (others == NULL)
+        return NULL;
+    for (Py_ssize_t i = 1; i < count; ++i)
+        PyTuple_SET_ITEM(others, i - 1, Py_NewRef(args[i]));
+    latest = Py_XNewRef(PyDict_GetItemWithError(PyTuple_GET_ITEM(self, 0), others));
+    Py_DECREF(others);
+    if (latest != NULL) {
+        PyObject *given[] = {args[0], names == NULL ? Py_None : args[count]};
+        done = PyObject_Vectorcall(latest, given, 2, NULL);
+        Py_DECREF(latest);
+    }
+    if (done != Py_False)
+        return done;
+    PyErr_Clear(); /* of an argument that is no key: the checks refuse it */
+    return PyObject_Vectorcall(PyTuple_GET_ITEM(self, 1), args, count, names);
+}
+
+static PyMethodDef bound[] = {
+    {"launch", (PyCFunction)(void (*)(void))launch, METH_FASTCALL, NULL},
+    {"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL | METH_KEYWORDS, NULL}};
+
+/* launching(...) and starting(...) give the functions above, with what they are given for self */
+static PyObject *launching(PyObject *self, PyObject *args)
+{
+    return PyCFunction_New(&bound[0], args);
+}
+
+static PyObject *starting(PyObject *self, PyObject *args)
+{
+    return PyCFunction_New(&bound[1], args);
+}
+
 /* describe(exchange, tensors): the same words as bytes, None if there are none */
 static PyObject *description(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -1723,22 +1766,32 @@ static PyObject *description(PyObject *self, PyObject *const *args, Py_ssize_t c
 }
 
 static PyMethodDef methods[] = {
-    {"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, NULL},
+    {"launching", launching, METH_VARARGS, NULL},
+    {"starting", starting, METH_VARARGS, NULL},
     {"describe", (PyCFunction)(void (*)(void))description, METH_FASTCALL, NULL},
     {NULL}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_start", NULL, -1, methods};
 
 PyMODINIT_FUNC PyInit__start(void)
 {
-    is_neg = PyUnicode_InternFromString("is_neg");
-    return is_neg == NULL ? NULL : PyModule_Create(&module);
+    PyObject *torch = PyImport_ImportModule("torch._C"), *tensor, *method;
+    tensor = torch == NULL ? NULL : PyObject_GetAttrString(torch, "TensorBase");
+    method = tensor == NULL ? NULL : PyObject_GetAttrString(tensor, "is_neg");
+    if (method == NULL)
+        return NULL;
+    if (!Py_IS_TYPE(method, &PyMethodDescr_Type) || ((PyMethodDescrObject *)method)->d_method->ml_flags != METH_NOARGS) {
+        PyErr_SetString(PyExc_ImportError, "is_neg is no function in C");
+        return NULL;
+    }
+    is_neg = ((PyMethodDescrObject *)method)->d_method->ml_meth;
+    return PyModule_Create(&module);
 }
 """
 
 
 @functools.cache
 def _starter():
-    """What starts kernels: start and describe in C, and the addresses of what they call, of CUDA and of PyTorch.
+    """What starts kernels: functions in C, and the addresses of what they call, of CUDA and of PyTorch.
 
     None where something of that is missing: a compiler, CUDA, PyTorch's side of DLPack.
     """
@@ -1754,8 +1807,9 @@ def _starter():
         built = triton.runtime.build.compile_module_from_src(src=_start_in_c, name="_start")
     except Exception:  # whatever keeps it from being built, Triton's own launches go on
         return None
+    describe = functools.partial(built.describe, exchange)
     return types.SimpleNamespace(
-        start=built.start, describe=functools.partial(built.describe, exchange), called=(*called, exchange)
+        launching=built.launching, starting=built.starting, describe=describe, called=(*called, exchange)
     )
 
 
@@ -1776,7 +1830,7 @@ def _direct(compiled, grid, numbers, tensors, num_layers):
     words = starter.describe(tensors)
     if words is None or not _takes(compiled, arguments):
         return None
-    start, metadata, size = starter.start, compiled.metadata, (*grid, 1, 1)[:3]
+    metadata, size = compiled.metadata, (*grid, 1, 1)[:3]
     config = (*size, 32 * metadata.num_warps, 1, 1, metadata.shared, 0, 0, 0)
     device = max(tensor.get_device() for tensor in tensors)
     hosts = [i for i, tensor in enumerate(tensors) if tensor.get_device() != device]
@@ -1784,15 +1838,10 @@ def _direct(compiled, grid, numbers, tensors, num_layers):
     plan = struct.pack("=4Q7I4xQQI4x4q", *starter.called, compiled.function, *config, *counts)
     plan += words + struct.pack(f"={len(arguments)}q", *arguments)
     hooks = triton.knobs.runtime
-    entering, leaving = hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls
-
-    def launch(tensors, layer):
-        if entering or leaving or (hosts and not all(tensors[i].is_pinned() for i in hosts)):
-            return False
-        return start(plan, tensors, layer)
-
-    launch.kernel = compiled  # whose code is unloaded with it
-    return launch
+    launch = starter.launching(plan, hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls, compiled)
+    if not hosts:
+        return launch
+    return lambda tensors, layer: all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
 
 
 def _kinds(compiled):

@@ -3,12 +3,14 @@
 import contextlib
 import ctypes
 import functools
+import gc
 import json
 import os
 import struct
 import subprocess
 import sys
 import threading
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -68,7 +70,8 @@ class Driver:
         self.exchange[6] = stream
         address = ctypes.addressof(self.exchange)
         describe = functools.partial(built.describe, address)
-        self.starter = SimpleNamespace(start=built.start, describe=describe, called=(launch, device, address))
+        calls = {"describe": describe, "called": (launch, device, address)}
+        self.starter = SimpleNamespace(launching=built.launching, starting=built.starting, **calls)
 
     def read(self, reader: object) -> None:
         """From now on tensors are read by this function."""
@@ -244,10 +247,10 @@ def test_without_a_compiler_or_a_driver_all_is_left_to_triton(module, monkeypatc
             patch.setattr(
                 triton.runtime.build,
                 "compile_module_from_src",
-                lambda src, name: SimpleNamespace(start=print, describe=print),
+                lambda src, name: SimpleNamespace(launching=print, starting=print, describe=print),
             )
             patch.setattr(module, "_starter", module._starter.__wrapped__)
-            assert module._starter().start is print
+            assert module._starter().launching is module._starter().starting is print
             assert module._starter().called == (*[ctypes.cast(some, ctypes.c_void_p).value] * 2, exchange_of_torch())
             if missing == "exchange":
                 patch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
@@ -397,6 +400,41 @@ def test_threads_share_kept_launches(module, driver) -> None:
     assert failures == []
     assert len(kept.known) == 37
     assert sorted(call[-1][:3] for call in driver.calls) == sorted(expected)
+
+
+def test_kept_launches_are_started_by_a_function_in_c(module, driver) -> None:
+    """It hands on what it is given, and keeps nothing of it: not even where nothing could be started."""
+    driver.count, given, kept = 9, tensors(), module._Kept()
+    assert kept.start(given, "other", layer=1) is False  # there is none yet
+    kernel, other = compiled(kinds=("i32", *KINDS)), "".join(["ot", "her"])
+    kept.keep(kernel, (1,), NUMBERS, given, other, num_layers=3)
+    assert type(kept.start) is type(len)
+    before = [sys.getrefcount(each) for each in (given, other, kept.latest[other,])]
+    for layer, started in ((2, True), (3, False), ("2", False), (None, False)) * 50:
+        assert kept.start(given, other, layer=layer) is started
+    assert kept.start(given, other) is kept.start(given, other, "more", layer=1) is kept.start(given, layer=1) is False
+    assert [call[-1] for call in driver.calls] == [(*addresses(given), 2, 5, 1 << 40, -3, 0, 0)] * 50
+    assert [sys.getrefcount(each) for each in (given, other, kept.latest[other,])] == before
+
+
+def test_what_fails_in_a_launch_is_told(module, driver) -> None:
+    driver.count, given, kept = 8, tensors(), module._Kept()
+    keep(module, kept, given)
+    kept.latest[()] = lambda tensors, layer: tensors[3]
+    with pytest.raises(IndexError):
+        kept.start(given)
+
+
+def test_a_kept_launch_keeps_the_kernel(module, driver) -> None:
+    """Whose code is unloaded with it."""
+    given, kernel = tensors(), compiled()
+    launch, part = module._direct(kernel, (1,), NUMBERS, given, 0), weakref.ref(kernel.run)
+    del kernel
+    gc.collect()
+    assert part() is not None
+    del launch
+    gc.collect()
+    assert part() is None
 
 
 class Interpreted:
