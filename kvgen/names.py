@@ -6,7 +6,7 @@ import builtins
 import keyword
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 FUNCTIONS = (
     *("append", "append_positions", "append_fused", "gather", "gather_paged", "gather_codes"),
@@ -82,6 +82,18 @@ def module_objection(name: str) -> str | None:
     if name in sys.stdlib_module_names:
         return "is the name of a module of Python's own"
     return objection(name)
+
+
+def name_hint(name: str, kind: str, objection: Callable[[str], str | None]) -> str | None:
+    """What a stream, a buffer or the like could be called whose name cannot be used; None if nothing near is free."""
+    words = re.sub("[^A-Za-z0-9_]+", "_", name).strip("_")[:_LONGEST]
+    near = (words, f"{words}_{kind}", f"{kind}_{words}") if words else ()
+    return next((f"`{other}` can be used" for other in near if other != name and not objection(other)), None)
+
+
+def param_objection(name: str) -> str | None:
+    """Why a param cannot have a name, or None."""
+    return "is the name of an axis" if name in AXES else objection(name)
 
 
 def argument_objection(name: str, others: Iterable[str] = ()) -> str | None:

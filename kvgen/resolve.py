@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from kvgen.axes import Axis
@@ -14,7 +15,7 @@ from kvgen.functions import objections
 from kvgen.fuse import Fusing
 from kvgen.layout import Buffer, FewHints, KernelHints, Layout, Leaf, ScheduleHints, Shard, Slots, Stream
 from kvgen.limits import LARGEST, too_large
-from kvgen.names import AXES, TWICE, argument_objection, module_objection, objection
+from kvgen.names import TWICE, argument_objection, module_objection, name_hint, param_objection
 from kvgen.packing import BITS, pack_of
 from kvgen.places import Known, Places, bits_apart, orders_over
 from kvgen.source import Location, Sequence, Source, parse, read
@@ -143,7 +144,9 @@ class _Resolver:
     def names(self) -> None:
         spec = self.spec
         if ("name",) not in self.wrong and (why := module_objection(spec.name)):
-            self.report("KV205", f"the layout's name `{spec.name}` {why}", ("name",))
+            self._report_name(
+                f"the layout's name `{spec.name}` {why}", ("name",), spec.name, "layout", module_objection
+            )
         arguments = [(name, ("streams", name), "stream") for name in spec.streams]
         arguments += [(one.name, ("buffers", one.of), "buffer") for one in self.allocations()]
         if spec.slots.remap is not None:
@@ -156,10 +159,17 @@ class _Resolver:
                 first = next(what for other, _, what in arguments if other == name)
                 why = TWICE if first == kind else f"is the name of a {first} already"
             if why:
-                self.report("KV205", f"the {kind} name `{name}` {why}", location, key=kind != "table")
+                message, taken = f"the {kind} name `{name}` {why}", [other for other, *_ in arguments]
+                self._report_name(message, location, name, kind, partial(argument_objection, others=taken))
         for name in spec.params:
-            if why := ("is the name of an axis" if name in AXES else objection(name)):
-                self.report("KV205", f"the param name `{name}` {why}", ("params", name), key=True)
+            if why := param_objection(name):
+                self._report_name(f"the param name `{name}` {why}", ("params", name), name, "param", param_objection)
+
+    def _report_name(
+        self, message: str, location: Location, name: str, kind: str, why_not: Callable[[str], str | None]
+    ) -> None:
+        hint = name_hint(name, kind, why_not)
+        self.report("KV205", message, location, hint, key=kind not in ("layout", "table"))
 
     def scale_names(self, streams: tuple[Stream, ...]) -> None:
         """What a layout names must differ from what its scales are called, as arguments and inside of kernels."""

@@ -11,7 +11,7 @@ from kvgen.derive import derive
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.functions import objections
 from kvgen.layout import Layout, Scale, Stream
-from kvgen.names import module_objection
+from kvgen.names import module_objection, name_hint
 from kvgen.packing import BITS
 from kvgen.resolve import load_source
 from kvgen.source import Location, Mapping, Scalar, Source, read
@@ -56,7 +56,8 @@ class _Resolver:
     def transfer(self) -> Transfer | None:
         spec = self.spec
         if why := module_objection(spec.name):
-            self.report("KV205", f"the transfer's name `{spec.name}` {why}", ("name",))
+            hint = name_hint(spec.name, "transfer", module_objection)
+            self.report("KV205", f"the transfer's name `{spec.name}` {why}", ("name",), hint)
         first = self.end("from", None)
         second = self.end("to", first and first[0])
         if first is None or second is None:

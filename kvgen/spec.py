@@ -61,11 +61,24 @@ OTHER_WORDS = {
     "kv": "the pair axis always counts two",
     "bit": "codes have the bits of their mode",
     "regions": "it belongs to a buffer",
-    "layers": "it belongs to a file with `transfer`",
-    "convert": "it belongs to a file with `transfer`",
-    "grid": "it belongs to a file with `transfer`",
 }
 """What other projects call things, and keys that are none because they are given elsewhere."""
+
+OF_TRANSFERS = ("layers", "convert", "grid")
+"""Keys of a transfer, which a layout may be given by mistake."""
+
+EXAMPLES = {
+    "axes": "`{head: 8, dim: 128}`",
+    "buffers": "`{key_cache: {holds: key, order: block slot head dim}, ...}`",
+    "fuse": "`{key: [rms_norm, rope]}`",
+    "params": "`{x: 8}`",
+    "quant": "`{mode: int8, scale: {per: token head}}`",
+    "schedule": "`{append: {tokens: 4}}`",
+    "shard": "`{world: 4}`",
+    "slots": "`{dtype: int32}`",
+    "streams": "`{latent: {dim: 512, head: none}, ...}`",
+}
+"""What mappings look like, for those who write something else."""
 
 
 class AxesSpec(_Model):
@@ -352,7 +365,9 @@ def _diagnose(source: Source, error: Any, location: Location) -> Diagnostic:
     if kind.startswith("KV"):
         return Diagnostic(kind, error["ctx"]["message"], source.at(location), error["ctx"]["hint"])
     expected = {"list_type": "a list", "string_type": "text"}.get(kind, "a mapping")
-    return Diagnostic("KV203", f"expected {expected}, got {shown(value)}", source.at(location))
+    example = EXAMPLES.get(str(key)) if expected == "a mapping" else None
+    hint = f"such as {example}" if example else None
+    return Diagnostic("KV203", f"expected {expected}, got {shown(value)}", source.at(location), hint)
 
 
 def _unknown_key(source: Source, location: Location) -> Diagnostic:
@@ -360,6 +375,8 @@ def _unknown_key(source: Source, location: Location) -> Diagnostic:
     model = _model_at(source, location)
     known = list(model.model_fields)
     hint = OTHER_WORDS.get(key) or suggestion(key, known)
+    if not owners and key in OF_TRANSFERS:
+        hint = "it belongs to a file with `transfer`"
     if owners == ("axes",):
         return Diagnostic("KV302", f"unknown axis `{key}`", source.at_key(location), hint)
     return Diagnostic("KV201", f"unknown key `{key}`{_around(location)}", source.at_key(location), hint)
