@@ -188,6 +188,23 @@ def test_new_writes_a_layout_that_is_right(folder):
     assert kvgen("build").code == 0
 
 
+def test_new_says_what_makes_its_module(folder):
+    assert kvgen("new", "mine").out.endswith("`kvgen build` makes its module\n")
+    result = kvgen("new", "mine", "--out", "sub")
+    assert result.out.endswith("`kvgen build sub/mine.yaml` makes its module\n")
+    assert kvgen("build", "sub/mine.yaml").code == 0
+
+
+@pytest.mark.parametrize("like", [[], ["--like", "paged_hnd"], ["--like", "nhd_to_hnd"]])
+def test_new_gives_editors_the_schema_that_is_there(folder, like):
+    assert kvgen("new", "mine", *like).code == 0
+    assert Path("layouts/mine.yaml").read_text().startswith("name: mine\n")
+    kvgen("schema", "--out", "schema/layout.schema.json")
+    assert kvgen("new", "other", *like).code == 0
+    editor, name, *_ = Path("layouts/other.yaml").read_text().splitlines()
+    assert (editor, name) == ("# yaml-language-server: $schema=../schema/layout.schema.json", "name: other")
+
+
 def test_new_like_another_keeps_its_comments(folder):
     Path("a.yaml").write_text(
         "# first\nname: 'other' # its name\n" + (ROOT / "layouts/mla.yaml").read_text().partition("name: mla\n")[2]
@@ -306,11 +323,18 @@ def test_compile_updates_a_part_of_the_table(folder):
     call = ("compile", "paged_nhd", "--table", "t.json")
     result = kvgen(*call, "--target", "sm_90", "--update")
     assert result.code == 0
-    assert "  _append_kernel: " in result.out
+    assert re.search(r"  _append_kernel: \d+ registers\n", result.out)
     assert kvgen(*call, "--target", "gfx942", "--update").code == 0
     rows = json.loads(Path("t.json").read_text())["kernels"]["paged_nhd"]["_append_kernel"]
     assert list(rows) == ["sm_90", "gfx942"]
     assert kvgen(*call, "--target", "sm_90", "--check").code == 0
+
+
+def test_compile_lists_what_was_compiled(folder):
+    """Forms of a call are compiled for one target of each maker, and not named where that is not asked for."""
+    Path("a.yaml").write_text((ROOT / "layouts/paged_nhd.yaml").read_text() + "functions: [slot_mapping]\n")
+    forms = {target: kvgen("compile", "a.yaml", "--target", target).out for target in ("sm_80", "sm_90")}
+    assert [text.count("_slot_mapping_kernel") for text in forms.values()] == [1, 5]
 
 
 @pytest.mark.parametrize("arguments", [["--target", "sm90"], ["--target", "h100"], ["--check", "--update"]])
@@ -337,7 +361,11 @@ def test_seeds_are_bounded(folder):
 def test_test_of_a_case_that_nobody_has(folder):
     result = run("test", "paged_nhd", "--device", "cpu", "--case", "nonsense")
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("error[KV710]: no case is named nonsense")
+    assert result.stderr.startswith("error[KV710]: no case is named nonsense\n  help: known here: `append`, ")
+    result = run("test", "paged_nhd", "--device", "cpu", "--case", "zero_blocks/nonsense")
+    assert "  help: known here: `zero_blocks/" in result.stderr
+    result = run("test", "paged_nhd", "--device", "cpu", "--case", "apend")
+    assert "  help: did you mean `append`?" in result.stderr
 
 
 def test_cases_run_where_they_are(folder):

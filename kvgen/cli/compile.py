@@ -101,6 +101,8 @@ def _text(version: str, report: Report) -> str:
     for layout, kernels in report.items():
         lines += ["", layout]
         for kernel, by_target in kernels.items():
+            if not by_target:  # a form of a call, which is compiled for other targets alone
+                continue
             groups: dict[str, list[str]] = {}
             for target, result in by_target.items():
                 groups.setdefault(_figures(result), []).append(target)
@@ -120,4 +122,7 @@ def _figures(result: Result) -> str:
 
 def _registers(by_target: Mapping[str, Result]) -> str:
     counts = [result.registers for result in by_target.values() if isinstance(result, Figures)]
-    return f"{min(counts)} to {max(counts)} registers" if counts else "no figures"
+    if not counts:
+        return "no figures"
+    least, most = min(counts), max(counts)
+    return f"{least} registers" if least == most else f"{least} to {most} registers"

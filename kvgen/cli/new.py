@@ -13,7 +13,7 @@ from kvgen.cli.common import DEFAULT_FOLDER, layout_path, shipped_layouts
 from kvgen.diagnostics import Diagnostic, KvgenError
 
 STARTER = """\
-{editor}name: {name}
+name: {name}
 summary: One line that says what this layout is, or whose.
 
 # Extents are compile-time constants; `dynamic` takes one from the tensor at launch.
@@ -53,26 +53,31 @@ def new(
         raise KvgenError(
             Diagnostic("KV708", message, hint="choose another: a layout of that name would stand before it")
         )
-    text = _starter(out, name) if like is None else _renamed(layout_path(like), name)
+    text = _editor_line(out) + (STARTER.format(name=name) if like is None else _renamed(layout_path(like), name))
     load_text(text, path.as_posix())  # a name that is no identifier is reported by whoever checks names
     if os.path.lexists(path):
         raise KvgenError(
             Diagnostic("KV709", f"{path.as_posix()} exists already", hint="choose another name, or edit it")
         )
     write_files(out, {path.name: text})
-    typer.echo(f"wrote {path.as_posix()}; `kvgen show {path.as_posix()}` shows it, `kvgen build` makes its module")
+    file = path.as_posix()
+    build = "kvgen build" if out == Path(DEFAULT_FOLDER) else f"kvgen build {file}"
+    typer.echo(f"wrote {file}; `kvgen show {file}` shows it, `{build}` makes its module")
 
 
-def _starter(out: Path, name: str) -> str:
+def _editor_line(out: Path) -> str:
+    """The line that gives editors the schema, where there is one beside the folder."""
     schema = out.parent / "schema" / "layout.schema.json"
-    editor = f"# yaml-language-server: $schema=../schema/{schema.name}\n" if schema.is_file() else ""
-    return STARTER.format(editor=editor, name=name)
+    return f"# yaml-language-server: $schema=../schema/{schema.name}\n" if schema.is_file() else ""
 
 
 def _renamed(path: Path, name: str) -> str:
-    """The text of a layout under another name, comments and all; what is wrong with it is reported as usual."""
+    """The text of a layout under another name, comments and all but the path to its schema.
+
+    What is wrong with it is reported as usual.
+    """
     from kvgen.documents import load
 
     load(path)
-    text = path.read_text(encoding="utf-8-sig")
+    text = re.sub(r"(?m)\A# yaml-language-server:.*\n", "", path.read_text(encoding="utf-8-sig"))
     return re.sub(r"(?m)^(name:\s*)(\"[^\"]*\"|'[^']*'|[^\s#]+)", lambda match: match[1] + name, text, count=1)

@@ -184,8 +184,9 @@ def _step(step) -> dict[str, Any]:
 
 def _text(facts: dict[str, Any]) -> list[str]:
     sides = [f"{facts[side]['blocks']} of {facts[side]['layout']}" for side in ("source", "destination")]
+    tokens = "1 token" if facts["tokens"] == 1 else f"{facts['tokens']} tokens"
     lines = [
-        f"{facts['tokens']} tokens, blocks: {sides[0]} to {sides[1]}; layers: {facts['layers']}",
+        f"{tokens}, blocks: {sides[0]} to {sides[1]}; layers: {facts['layers']}",
         VERDICTS[facts["verdict"]] + _why(facts),
         *(f"  {problem}" for problem in facts["problems"]),
     ]

@@ -13,6 +13,7 @@ from kvgen.against import Target, parse, stand_in
 from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, only_layouts, reporting
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.documents import Document
+from kvgen.suggest import did_you_mean, known_here
 
 if TYPE_CHECKING:
     from kvgen.harness import Report
@@ -76,7 +77,7 @@ def _run(
 
     from kvgen import harness
 
-    nowhere = set(names or ())
+    nowhere, known = set(names or ()), dict[str, None]()
     for layout in layouts:
         module = runtime.import_module(layout.name, texts[f"{layout.name}.py"])
         own: dict[str, Any] = {}
@@ -90,10 +91,20 @@ def _run(
             nowhere.clear()
         except harness.UnknownCase as error:
             nowhere &= error.names
+            known |= dict.fromkeys(error.known)
             if here := set(names or ()) - error.names:
                 yield harness.run(layout, module, only=here, **own)
     if nowhere:
-        raise KvgenError(Diagnostic("KV710", str(harness.UnknownCase(nowhere))))
+        hint = _known_cases(min(nowhere), list(known))
+        raise KvgenError(Diagnostic("KV710", str(harness.UnknownCase(nowhere)), hint=hint))
+
+
+def _known_cases(name: str, known: list[str]) -> str:
+    """The cases of the function that a name begins with, or else what functions have cases."""
+    function, slash, _ = name.partition("/")
+    if slash and function in known:
+        return known_here(case for case in known if case.startswith(f"{function}/"))
+    return did_you_mean(name, known) or known_here(case for case in known if "/" not in case)
 
 
 def _summary(result: Report) -> str:

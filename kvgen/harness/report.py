@@ -24,10 +24,11 @@ class _Case(Protocol):
 
 
 class UnknownCase(ValueError):
-    """Names that no case has, nor a function with cases."""
+    """Names that no case has, nor a function with cases. ``known`` are names of either that there are."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], known: Iterable[str] = ()) -> None:
         self.names = frozenset(names)
+        self.known = tuple(dict.fromkeys(known))
         super().__init__(f"no case is named {', '.join(sorted(self.names))}")
 
 
@@ -36,8 +37,9 @@ def named(cases: list[Named], only: str | Iterable[str] | None) -> list[Named]:
     if only is None:
         return cases
     wanted = {only} if isinstance(only, str) else set(only)
-    if unknown := wanted.difference(*((case.name, case.function) for case in cases)):
-        raise UnknownCase(unknown)
+    known = [name for case in cases for name in (case.function, case.name)]
+    if unknown := wanted.difference(known):
+        raise UnknownCase(unknown, known)
     return [case for case in cases if not wanted.isdisjoint((case.name, case.function))]
 
 
