@@ -59,8 +59,7 @@ def main() -> int:
     for (key, value), pool in zip(given, pools, strict=True):
         nhd.append(key, value, *pool, source)
 
-    memory = host.allocate(BLOCKS, num_layers=LAYERS)
-    memory = memory.pin_memory() if device == "cuda" else memory
+    memory = host.allocate(BLOCKS, num_layers=LAYERS, pin_memory=device == "cuda")
     there = slots(TOKENS)
     offload.transfer(*([pool[i] for pool in pools] for i in (0, 1)), memory, source, there)
     kind = "pinned host memory" if device == "cuda" else "host memory"

@@ -1034,13 +1034,17 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
     return out
 
 
-def allocate(num_blocks, *, device=None):
-    """Zeroed buffers with the smallest strides: key_cache, value_cache, key_scales, value_scales."""
+def allocate(num_blocks, *, device=None, pin_memory=False):
+    """Zeroed buffers with the smallest strides: key_cache, value_cache, key_scales, value_scales; with pin_memory in host memory that a GPU reaches."""
     _check_whole("num_blocks", num_blocks, 0)
-    key_cache = torch.zeros((num_blocks, NUM_HEADS, BLOCK_SIZE, HEAD_DIM), dtype=torch.int8, device=device)
-    value_cache = torch.zeros((num_blocks, NUM_HEADS, BLOCK_SIZE, HEAD_DIM), dtype=torch.int8, device=device)
-    key_scales = torch.zeros((num_blocks, BLOCK_SIZE), dtype=torch.float32, device=device)
-    value_scales = torch.zeros((num_blocks, BLOCK_SIZE), dtype=torch.float32, device=device)
+    key_cache = torch.zeros(
+        (num_blocks, NUM_HEADS, BLOCK_SIZE, HEAD_DIM), dtype=torch.int8, device=device, pin_memory=pin_memory
+    )
+    value_cache = torch.zeros(
+        (num_blocks, NUM_HEADS, BLOCK_SIZE, HEAD_DIM), dtype=torch.int8, device=device, pin_memory=pin_memory
+    )
+    key_scales = torch.zeros((num_blocks, BLOCK_SIZE), dtype=torch.float32, device=device, pin_memory=pin_memory)
+    value_scales = torch.zeros((num_blocks, BLOCK_SIZE), dtype=torch.float32, device=device, pin_memory=pin_memory)
     return key_cache, value_cache, key_scales, value_scales
 
 

@@ -859,10 +859,10 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
     return out
 
 
-def allocate(num_blocks, *, device=None):
-    """Zeroed buffers with the smallest strides."""
+def allocate(num_blocks, *, device=None, pin_memory=False):
+    """Zeroed buffers with the smallest strides; with pin_memory in host memory that a GPU reaches."""
     _check_whole("num_blocks", num_blocks, 0)
-    cache = torch.zeros((num_blocks, BLOCK_SIZE, 576), dtype=torch.float8_e4m3fn, device=device)
+    cache = torch.zeros((num_blocks, BLOCK_SIZE, 576), dtype=torch.float8_e4m3fn, device=device, pin_memory=pin_memory)
     return cache
 
 

@@ -627,13 +627,13 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
     return out
 
 
-def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
-    """Zeroed buffers with the smallest strides: latent_cache, rope_cache."""
+def allocate(num_blocks, *, dtype=torch.bfloat16, device=None, pin_memory=False):
+    """Zeroed buffers with the smallest strides: latent_cache, rope_cache; with pin_memory in host memory that a GPU reaches."""
     _check_whole("num_blocks", num_blocks, 0)
     if dtype not in DTYPES:
         raise TypeError(f"dtype: expected {' or '.join(map(str, DTYPES))}, got {dtype}")
-    latent_cache = torch.zeros((num_blocks, BLOCK_SIZE, LATENT_DIM), dtype=dtype, device=device)
-    rope_cache = torch.zeros((num_blocks, BLOCK_SIZE, ROPE_DIM), dtype=dtype, device=device)
+    latent_cache = torch.zeros((num_blocks, BLOCK_SIZE, LATENT_DIM), dtype=dtype, device=device, pin_memory=pin_memory)
+    rope_cache = torch.zeros((num_blocks, BLOCK_SIZE, ROPE_DIM), dtype=dtype, device=device, pin_memory=pin_memory)
     return latent_cache, rope_cache
 
 

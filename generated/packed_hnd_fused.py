@@ -669,12 +669,12 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
     return out
 
 
-def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
-    """Zeroed buffers with the smallest strides."""
+def allocate(num_blocks, *, dtype=torch.bfloat16, device=None, pin_memory=False):
+    """Zeroed buffers with the smallest strides; with pin_memory in host memory that a GPU reaches."""
     _check_whole("num_blocks", num_blocks, 0)
     if dtype not in DTYPES:
         raise TypeError(f"dtype: expected {' or '.join(map(str, DTYPES))}, got {dtype}")
-    kv_cache = torch.zeros((num_blocks, NUM_HEADS, BLOCK_SIZE, 256), dtype=dtype, device=device)
+    kv_cache = torch.zeros((num_blocks, NUM_HEADS, BLOCK_SIZE, 256), dtype=dtype, device=device, pin_memory=pin_memory)
     return kv_cache
 
 

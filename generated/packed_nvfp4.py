@@ -905,10 +905,12 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
     return out
 
 
-def allocate(num_blocks, *, device=None):
-    """Zeroed buffers with the smallest strides."""
+def allocate(num_blocks, *, device=None, pin_memory=False):
+    """Zeroed buffers with the smallest strides; with pin_memory in host memory that a GPU reaches."""
     _check_whole("num_blocks", num_blocks, 0)
-    kv_cache = torch.zeros((num_blocks, BLOCK_SIZE, NUM_HEADS, 144), dtype=torch.uint8, device=device)
+    kv_cache = torch.zeros(
+        (num_blocks, BLOCK_SIZE, NUM_HEADS, 144), dtype=torch.uint8, device=device, pin_memory=pin_memory
+    )
     return kv_cache
 
 

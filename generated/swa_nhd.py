@@ -632,13 +632,17 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
     return out
 
 
-def allocate(num_blocks, *, dtype=torch.bfloat16, device=None):
-    """Zeroed buffers with the smallest strides: key_cache, value_cache."""
+def allocate(num_blocks, *, dtype=torch.bfloat16, device=None, pin_memory=False):
+    """Zeroed buffers with the smallest strides: key_cache, value_cache; with pin_memory in host memory that a GPU reaches."""
     _check_whole("num_blocks", num_blocks, 0)
     if dtype not in DTYPES:
         raise TypeError(f"dtype: expected {' or '.join(map(str, DTYPES))}, got {dtype}")
-    key_cache = torch.zeros((num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), dtype=dtype, device=device)
-    value_cache = torch.zeros((num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), dtype=dtype, device=device)
+    key_cache = torch.zeros(
+        (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), dtype=dtype, device=device, pin_memory=pin_memory
+    )
+    value_cache = torch.zeros(
+        (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), dtype=dtype, device=device, pin_memory=pin_memory
+    )
     return key_cache, value_cache
 
 

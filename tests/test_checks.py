@@ -42,6 +42,15 @@ def slots() -> torch.Tensor:
     return torch.tensor([17, 3])
 
 
+def test_allocate_pins_what_it_is_asked_to(nhd: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one step: to pin a tensor that is there takes its memory twice."""
+    asked: list[bool] = []
+    monkeypatch.setattr(torch, "zeros", lambda *_, **options: asked.append(options["pin_memory"]))
+    nhd.allocate(2, pin_memory=True)
+    nhd.allocate(2)
+    assert asked == [True, True, False, False]
+
+
 @pytest.mark.parametrize(
     "views",
     [

@@ -60,7 +60,7 @@ def test_inductor_keeps_pages_and_transfers_in_one_graph() -> None:
     for count in (3, 5):
         pools = torch.randn(2, 2, 12, 16, 8, 128, device="cuda").bfloat16()
         others = pools.clone()
-        memory, wanted = (host.allocate(12, num_layers=2).pin_memory() for _ in range(2))
+        memory, wanted = (host.allocate(12, num_layers=2, pin_memory=True) for _ in range(2))
         pairs = torch.randperm(12, device="cuda")[: 2 * count].view(count, 2)
         step([*pools[0]], [*pools[1]], memory, pairs, pairs[:, 0].contiguous())
         for key, value in zip(*others, strict=True):
@@ -70,3 +70,4 @@ def test_inductor_keeps_pages_and_transfers_in_one_graph() -> None:
         torch.cuda.synchronize()
         assert torch.equal(pools, others)
         assert torch.equal(memory, wanted)
+        assert memory.is_pinned()

@@ -112,7 +112,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def timed(monkeypatch, clock):
-    monkeypatch.setattr(tune_command, "device_and_clock", lambda dry_run: ("cpu", clock))
+    monkeypatch.setattr(tune_command, "device_and_clock", lambda dry_run, hint: ("cpu", clock))
 
 
 def few_candidates(monkeypatch, *hints):
@@ -186,7 +186,8 @@ def test_a_link_stays_one(folder, monkeypatch):
 def test_called_wrongly(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     Path("split.yaml").write_text(LAYOUTS["split"])
-    assert "error[KV713]: torch finds no CUDA device" in kvgen(*CALL).err
+    no_gpu = "error[KV713]: torch finds no CUDA device\n  help: schedules are timed, and nothing is timed on a CPU\n"
+    assert no_gpu in kvgen(*CALL).err
     assert "error[KV710]: no schedule is named fill" in kvgen(*CALL, "--function", "fill").err
     assert kvgen("tune", "split.yaml", "--tokens", "x").code == 2
     assert kvgen("tune").code == 2

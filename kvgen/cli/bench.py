@@ -117,13 +117,15 @@ def numbers(text: str | None, option: str, default: tuple[int, ...]) -> tuple[in
     return tuple(sorted(set(map(int, words))))
 
 
-def device_and_clock(dry_run: bool) -> tuple[str, Clock | None]:
+def device_and_clock(
+    dry_run: bool, hint: str = "nothing is timed on a CPU; --dry-run does everything else"
+) -> tuple[str, Clock | None]:
     """A GPU and what measures time on it; of a dry run any device, and no clock."""
     from kvgen import runtime
 
     if dry_run:
         return runtime.choose_device(), None
-    device = runtime.choose_device("cuda", hint="nothing is timed on a CPU; --dry-run does everything else")
+    device = runtime.choose_device("cuda", hint=hint)
     from kvgen.bench.timing import CudaClock
 
     return device, CudaClock()

@@ -29,7 +29,8 @@ TABLE = Path("tests/compile_table.json")
 def compile_kernels(
     paths: PathsArgument = None,
     target: Annotated[
-        list[str] | None, typer.Option(help=f"A GPU, may be repeated. Default: {', '.join(TARGETS)}.")
+        list[str] | None,
+        typer.Option(help=f"A GPU, or several by commas; may be repeated. Default: {','.join(TARGETS)}."),
     ] = None,
     table: Annotated[Path, typer.Option(help="The table that --check and --update are about.")] = TABLE,
     check: Annotated[bool, typer.Option("--check", help="Exit 1 if the figures are not those of the table.")] = False,
@@ -60,8 +61,9 @@ def compile_kernels(
         typer.echo(f"{sum(map(len, report.values()))} kernels are as {table.as_posix()} says")
 
 
-def _targets(names: list[str] | None) -> list[str]:
-    for name in names or ():
+def _targets(given: list[str] | None) -> list[str]:
+    names = [name for text in given or () for name in text.split(",")]
+    for name in names:
         if not re.fullmatch(r"sm_\d{2,3}|gfx[0-9a-f]{3,4}", name):
             raise typer.BadParameter(f"{name} is no target; try one of {', '.join(TARGETS)}", param_hint="--target")
     return list(dict.fromkeys(names or TARGETS))

@@ -56,7 +56,7 @@ def tune(
         kinds = _kinds(function)
         if not dry_run:
             _check_place(path)
-        device, clock = device_and_clock(dry_run=False)
+        device, clock = device_and_clock(dry_run=False, hint="schedules are timed, and nothing is timed on a CPU")
         from kvgen.bench import run
 
         plan = run.Plan(device, dict.fromkeys(counts), (), pool_tokens, run.last_level_cache(device))

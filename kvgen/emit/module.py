@@ -170,7 +170,7 @@ def _allocate_parameters(layout: Layout) -> list[str]:
                 keywords.append(extent_name(layout, stream.name, axis.name).lower())
     open_dtypes = [b.dtypes[0] for b in layout.buffers if _open_dtype(layout, b)]
     keywords += [f"dtype=torch.{open_dtypes[0]}"] if open_dtypes else []
-    return [num_blocks_name(layout), "*", *dict.fromkeys(keywords), "device=None"]
+    return [num_blocks_name(layout), "*", *dict.fromkeys(keywords), "device=None", "pin_memory=False"]
 
 
 def _allocate_dtypes(layout: Layout) -> str:
