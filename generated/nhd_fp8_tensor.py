@@ -1030,7 +1030,7 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
 
 
 def allocate(num_blocks, *, device=None, pin_memory=False):
-    """Zeroed buffers with the smallest strides: key_cache, value_cache; with pin_memory in host memory that a GPU reaches."""
+    """Zeroed buffers with the smallest strides, in pinned memory if asked: key_cache, value_cache."""
     _check_whole("num_blocks", num_blocks, 0)
     key_cache = torch.zeros(
         (num_blocks, BLOCK_SIZE, NUM_HEADS, HEAD_DIM), dtype=torch.float8_e4m3fn, device=device, pin_memory=pin_memory

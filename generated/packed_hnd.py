@@ -529,7 +529,7 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
 
 
 def allocate(num_blocks, *, dtype=torch.bfloat16, device=None, pin_memory=False):
-    """Zeroed buffers with the smallest strides; with pin_memory in host memory that a GPU reaches."""
+    """Zeroed buffers with the smallest strides, in pinned memory if asked."""
     _check_whole("num_blocks", num_blocks, 0)
     if dtype not in DTYPES:
         raise TypeError(f"dtype: expected {' or '.join(map(str, DTYPES))}, got {dtype}")

@@ -906,7 +906,7 @@ def fill_slots(block_table_row, start_pos, count, *, out=None):
 
 
 def allocate(num_blocks, *, device=None, pin_memory=False):
-    """Zeroed buffers with the smallest strides; with pin_memory in host memory that a GPU reaches."""
+    """Zeroed buffers with the smallest strides, in pinned memory if asked."""
     _check_whole("num_blocks", num_blocks, 0)
     kv_cache = torch.zeros(
         (num_blocks, BLOCK_SIZE, NUM_HEADS, 144), dtype=torch.uint8, device=device, pin_memory=pin_memory

@@ -99,7 +99,7 @@ def test_a_wrong_function_is_told_like_a_generated_one(folder: Path) -> None:
     result = kvgen("test", "small.yaml", "--against", "own:Shelf.wrong", "--seed", 3, "--case", "append/T1")
     assert result.code == 1
     assert re.search(r"error\[KV731\]: small append/T1: .*key_cache.*slot number \d+ \(block", result.err)
-    assert "again: kvgen test small --against own:Shelf.wrong --seed 3 --case append/T1" in result.err
+    assert "again: kvgen test small.yaml --against own:Shelf.wrong --seed 3 --case append/T1" in result.err
 
 
 def test_what_names_a_byte_comes_first(folder: Path) -> None:

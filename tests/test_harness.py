@@ -132,7 +132,7 @@ def test_names_the_other_stream(small) -> None:
     from kvgen.harness.run import _run
 
     case = next(c for c in harness.cases(small) if c.name == "append_key/alone")
-    assert "the other stream, value" in _run(case, small, module, pools, 0).message
+    assert "the other stream, value" in _run(case, small, module, pools, 0, "").message
 
 
 def test_names_the_row_of_an_output(small) -> None:

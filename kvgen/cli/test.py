@@ -5,12 +5,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvgen.against import Target, parse, stand_in
-from kvgen.cli.common import FormatOption, OutputFormat, PathsArgument, find_layouts, load_all, only_layouts, reporting
+from kvgen.cli.common import (
+    FormatOption,
+    OutputFormat,
+    PathsArgument,
+    find_layouts,
+    load_all,
+    only_layouts,
+    reporting,
+    shipped_layouts,
+)
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.documents import Document
 from kvgen.suggest import did_you_mean, known_here
@@ -54,10 +64,12 @@ def test(
     """
     with reporting(output_format) as found:
         targets = [parse(target) for target in against or []]
-        layouts = [layout for _, layout in load_all(find_layouts(paths))]
+        loaded = load_all(find_layouts(paths))
+        calls = {layout.name: f"kvgen test {shlex.quote(_argument(path, layout.name))}" for path, layout in loaded}
+        layouts = [layout for _, layout in loaded]
         if targets:
             layouts = only_layouts(layouts, "--against is for functions of layouts")
-        for result in _run(layouts, device, seed, case, targets):
+        for result in _run(layouts, calls, device, seed, case, targets):
             if output_format is OutputFormat.TEXT:
                 typer.echo(_summary(result))
                 found += _findings(result, at_most=SHOWN)
@@ -65,8 +77,18 @@ def test(
                 found += _findings(result)
 
 
+def _argument(path: Path, name: str) -> str:
+    """What a command calls a layout: its name where that is enough to find it, else its file."""
+    return name if shipped_layouts().get(name) == path else path.as_posix()
+
+
 def _run(
-    layouts: list[Document], device: str | None, seed: int, names: list[str] | None, targets: list[Target]
+    layouts: list[Document],
+    calls: dict[str, str],
+    device: str | None,
+    seed: int,
+    names: list[str] | None,
+    targets: list[Target],
 ) -> Iterator[Report]:
     """Reports of all layouts. A case that only some of them have (``remap``) runs on those; one has to have it."""
     from kvgen import runtime
@@ -80,12 +102,11 @@ def _run(
     nowhere, known = set(names or ()), dict[str, None]()
     for layout in layouts:
         module = runtime.import_module(layout.name, texts[f"{layout.name}.py"])
-        own: dict[str, Any] = {}
+        call = calls[layout.name] + "".join(f" --against {shlex.quote(target.text)}" for target in targets)
+        own: dict[str, Any] = {"device": where, "seed": seed, "call": call}
         if targets:
             module = stand_in(targets, module)
-            options = "".join(f" --against {shlex.quote(target.text)}" for target in targets)
-            own = {"functions": [target.function for target in targets], "options": options}
-        own |= {"device": where, "seed": seed}
+            own["functions"] = [target.function for target in targets]
         try:
             yield harness.run(layout, module, only=names or None, **own)
             nowhere.clear()

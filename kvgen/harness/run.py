@@ -61,7 +61,7 @@ def run(
     seed: int = 0,
     only: str | Iterable[str] | None = None,
     functions: Collection[str] | None = None,
-    options: str = "",
+    call: str = "",
 ) -> Report:
     """Run every case, or those named by ``only``: whole names, or the function they begin with (``append``).
 
@@ -69,21 +69,23 @@ def run(
     raised for what the module does wrong. UnknownCase if ``only`` names what is none.
 
     ``functions``: those that are there to be tested, of a module that somebody else wrote. What they refuse is then
-    theirs to decide. ``options`` stand in the command line that repeats a case.
+    theirs to decide. ``call`` is the command line that runs the cases, and repeats one with options that
+    are added; ``kvgen test NAME`` where nothing is said.
     """
+    call = call or f"kvgen test {layout.name}"
     if isinstance(layout, Transfer):
-        return run_transfer(layout, module, device, seed, only, functions, options)
+        return run_transfer(layout, module, device, seed, only, functions, call)
     pools = PoolFactory(layout, device, seed)
     found = cases(layout, device, pools.variants())
     if functions is not None:
         found = [c for c in found if c.function in functions and not c.refuses]
     found = named(found, only)
     with exact_widening(device), patched_once(device), without_warnings(device):
-        results = tuple(_run(case, layout, module, pools, seed, options) for case in found)
+        results = tuple(_run(case, layout, module, pools, seed, call) for case in found)
     return Report(layout.name, device, seed, results)
 
 
-def _run(case: Case, layout: Layout, module: Any, pools: PoolFactory, seed: int, options: str = "") -> Result:
+def _run(case: Case, layout: Layout, module: Any, pools: PoolFactory, seed: int, call: str) -> Result:
     if not hasattr(module, case.function):
         return Result(case.name, case.function, "missing")
     lacking = [name for name in case.needs if not hasattr(module, name)]
@@ -91,7 +93,7 @@ def _run(case: Case, layout: Layout, module: Any, pools: PoolFactory, seed: int,
     if reason:
         return Result(case.name, case.function, "skipped", reason)
     device = "" if pools.device == "cpu" else f" --device {pools.device}"
-    repeat = f"kvgen test {layout.name}{options}{device} --seed {seed} --case {case.name}"
+    repeat = f"{call}{device} --seed {seed} --case {case.name}"
     try:
         case.body(Bench(layout, module, pools, seed, case.name))
     except Mismatch as mismatch:

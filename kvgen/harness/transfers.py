@@ -393,22 +393,22 @@ def run_transfer(
     device: str,
     seed: int,
     only: str | Iterable[str] | None,
-    functions: Collection[str] | None = None,
-    options: str = "",
+    functions: Collection[str] | None,
+    call: str,
 ) -> Report:
     """Run every case of a transfer, or those named by ``only``: ``run``, which says what the arguments are."""
     found = [case for case in transfer_cases(what) if functions is None or case.function in functions]
     found = named(possible(found, what.functions), only)
     with exact_widening(device), patched_once(device), without_warnings(device):
-        results = tuple(_run(case, what, module, device, seed, options) for case in found)
+        results = tuple(_run(case, what, module, device, seed, call) for case in found)
     return Report(what.name, device, seed, results)
 
 
-def _run(case: TransferCase, what: Transfer, module: Any, device: str, seed: int, options: str) -> Result:
+def _run(case: TransferCase, what: Transfer, module: Any, device: str, seed: int, call: str) -> Result:
     if not hasattr(module, case.function):
         return Result(case.name, case.function, "missing")
     where = "" if device == "cpu" else f" --device {device}"
-    repeat = f"kvgen test {what.name}{where} --seed {seed} --case {case.name}{options}"
+    repeat = f"{call}{where} --seed {seed} --case {case.name}"
     try:
         case.body(TransferBench(what, module, device, seed, case.name))
     except Mismatch as mismatch:
