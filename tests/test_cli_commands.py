@@ -101,6 +101,17 @@ def test_list_names_the_layouts_here_too(folder):
     assert kvgen("list", "layouts").out.count("\n") == 2
 
 
+def test_layouts_are_found_where_they_are_checked(folder):
+    """In folders of `layouts`, and whatever they end in."""
+    text = (ROOT / "layouts/paged_nhd.yaml").read_text()
+    for file in ("layouts/engine/mine.yml", "layouts/other.yml"):
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_text(text.replace("name: paged_nhd", f"name: {Path(file).stem}"))
+    assert kvgen("check").out == "2 layouts are right\n"
+    assert [line.split()[0] for line in kvgen("list").out.splitlines()[1:3]] == ["other", "mine"]
+    assert kvgen("check", "mine", "other").out == "2 layouts are right\n"
+
+
 def test_two_files_of_one_name(folder):
     Path("layouts").mkdir()
     text = (ROOT / "layouts" / "paged_nhd.yaml").read_text()

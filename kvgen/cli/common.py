@@ -89,7 +89,7 @@ def find_layouts(arguments: Sequence[str] | None) -> list[Path]:
 def _expand(argument: str) -> list[Path]:
     path = Path(argument)
     if os.path.isdir(path):  # unlike Path.is_dir, for any string at all
-        named = sorted(p for p in path.rglob("*") if p.suffix in SUFFIXES and p.name[0] != ".")
+        named = _named(path)
         if broken := [p for p in named if p.is_symlink() and not p.exists()]:
             raise KvgenError(*map(_leads_nowhere, broken))  # passed over, its module would have no layout any more
         files = [p for p in named if p.is_file()]
@@ -97,6 +97,11 @@ def _expand(argument: str) -> list[Path]:
             raise KvgenError(Diagnostic("KV701", f"there are no layouts in {path.as_posix()}/"))
         return files
     return [layout_path(argument)]
+
+
+def _named(folder: Path) -> list[Path]:
+    """What is called like a layout in a folder and those in it."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.name[0] != ".")
 
 
 def _leads_nowhere(link: Path) -> Diagnostic:
@@ -128,12 +133,13 @@ def layout_path(argument: str) -> Path:
 def shipped_layouts() -> dict[str, Path]:
     """Name → file of the layouts and transfers here (``layouts/``) and of those that came with kvgen.
 
-    Those here come first; a layout's name stands for the layout.
+    Those here come first; a layout's name stands for the layout, and what lies deeper in the folder comes last.
     """
     found: dict[str, Path] = {}
     for folder in (Path(DEFAULT_FOLDER), resources.folder("layouts")):
-        for path in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("transfers/*.yaml"))]:
-            found.setdefault(path.stem, path)
+        for path in sorted(_named(folder), key=lambda path: len(path.parts)):
+            if path.is_file():
+                found.setdefault(path.stem, path)
     return found
 
 
