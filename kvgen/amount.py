@@ -26,9 +26,9 @@ class Amount:
         return _amount(total)
 
     def __mul__(self, other: int | Fraction | Amount) -> Amount:
-        total: dict[tuple[str, ...], Fraction] = {}
+        factors, total = Amount.of(other).terms, {}
         for left, a in self.terms:
-            for right, b in Amount.of(other).terms:
+            for right, b in factors:
                 names = tuple(sorted(left + right))
                 total[names] = total.get(names, Fraction(0)) + a * b
         return _amount(total)

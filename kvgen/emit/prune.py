@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+# The templates put two empty lines between definitions, and nothing in the first column after two others.
+_BETWEEN = re.compile(r"(?<=\n)(?=\n\n\S)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """A statement of a module: its text with the comments above, what it defines, and what it takes from the module."""
+
+    text: str
+    bound: frozenset[str]
+    used: frozenset[str]
 
 
 def pruned(text: str) -> str:
@@ -11,31 +26,38 @@ def pruned(text: str) -> str:
 
     Public names in capitals stay: they are facts of the layout, for whoever imports the module.
     """
-    statements = ast.parse(text).body
-    bound = [set(_bound(statement)) for statement in statements]
-    where = {name: i for i, names in enumerate(bound) for name in names}
-    needed = [i for i, names in enumerate(bound) if not names or any(_stays(n) for n in names)]
+    statements = [statement for part in _BETWEEN.split(text) for statement in _statements(part)]
+    where = {name: i for i, statement in enumerate(statements) for name in statement.bound}
+    needed = [i for i, s in enumerate(statements) if not s.bound or any(_stays(name) for name in s.bound)]
     needed += [where[name] for name in _exports(statements)]
     kept: set[int] = set()
     while needed:
         i = needed.pop()
         if i not in kept:
             kept.add(i)
-            needed += [where[name] for name in _used(statements[i]) if name in where]
-    lines, start, parts = text.splitlines(keepends=True), 0, []
-    for i, statement in enumerate(statements):
-        if i in kept:
-            parts += lines[start : statement.end_lineno]
-        start = statement.end_lineno
-    return "".join(parts)
+            needed += [where[name] for name in statements[i].used if name in where]
+    return "".join(statement.text for i, statement in enumerate(statements) if i in kept)
+
+
+# Most of what the templates print is the same in every module.
+@lru_cache(maxsize=2048)
+def _statements(text: str) -> tuple[_Statement, ...]:
+    lines, start, found = text.splitlines(keepends=True), 0, []
+    for node in ast.parse(text).body:
+        found.append(
+            _Statement("".join(lines[start : node.end_lineno]), frozenset(_bound(node)), frozenset(_used(node)))
+        )
+        start = node.end_lineno
+    return tuple(found)
 
 
 def _stays(name: str) -> bool:
     return name == "__all__" or (name.isupper() and not name.startswith("_"))
 
 
-def _exports(statements: list[ast.stmt]) -> list[str]:
-    return next(ast.literal_eval(s.value) for s in statements if isinstance(s, ast.Assign) and "__all__" in _bound(s))
+def _exports(statements: list[_Statement]) -> list[str]:
+    text = next(statement.text for statement in statements if "__all__" in statement.bound)
+    return ast.literal_eval(text.partition("__all__ =")[2].strip())
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
