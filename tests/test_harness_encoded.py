@@ -8,11 +8,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import triton.language as tl
 
 from kvgen import harness, quant, reference
 from kvgen.harness.bench import Bench
-from kvgen.harness.interpreter import exact_widening, patched_once
 from kvgen.harness.pools import PoolFactory
 from kvgen.harness.values import STATIC, edge_rows
 from kvgen.layout import Layout
@@ -398,47 +396,6 @@ def test_edges_are_there(layout: Layout) -> None:
             for tie in (1.0625, 1.1875, 2**-10) if largest == 448 else (0.5, 1.5, 126.5):
                 assert (values == tie).any()
                 assert (values == -tie).any()
-
-
-def test_the_interpreter_widens_exactly_while_cases_run() -> None:
-    """Triton's own conversion loses bits of subnormals; it is back in place afterwards."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    original = interpreter._convert_float
-    values = torch.arange(0x7F80, dtype=torch.int16)
-
-    def widened() -> torch.Tensor:
-        data = interpreter._convert_float(values.numpy().view("uint16"), tl.bfloat16, tl.float32, None)
-        return torch.from_numpy(data.view("float32"))
-
-    with exact_widening("cpu"):
-        assert torch.equal(widened(), values.view(torch.bfloat16).float())
-    assert interpreter._convert_float is original
-    with exact_widening("cuda"):
-        assert interpreter._convert_float is original
-
-
-def test_the_interpreter_patches_the_language_once_a_launch() -> None:
-    """A call of a device function finds it patched; what a launch takes back is patched by the next one."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    original, load = interpreter._patch_lang, tl.load
-
-    def changes(function) -> int:
-        scopes.append(interpreter._patch_lang(function))
-        return len(scopes[-1]._changes)
-
-    kernel = type("Kernel", (), {"__globals__": {"tl": tl}})
-    for _ in range(2):
-        scopes: list = []
-        with patched_once("cpu"):
-            assert changes(kernel) > 100
-            assert tl.load is not load
-            assert changes(kernel) == 0
-        for scope in reversed(scopes):
-            scope.restore()
-        assert tl.load is load
-    with patched_once("cuda"):
-        assert interpreter._patch_lang is original
-    assert interpreter._patch_lang is original
 
 
 def test_a_scale_that_streams_share_is_one_argument() -> None:

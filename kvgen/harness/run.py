@@ -20,7 +20,7 @@ from kvgen.harness.cases_pages import page_cases
 from kvgen.harness.cases_refuse import refusal_cases
 from kvgen.harness.cases_slots import slot_cases
 from kvgen.harness.compare import Mismatch, Unsupported
-from kvgen.harness.interpreter import exact_widening, patched_once, without_warnings
+from kvgen.harness.interpreter import mended
 from kvgen.harness.pools import HUGE_ELEMENTS, PoolFactory
 from kvgen.harness.report import Report, Result, named, possible
 from kvgen.harness.transfers import run_transfer
@@ -80,7 +80,7 @@ def run(
     if functions is not None:
         found = [c for c in found if c.function in functions and not c.refuses]
     found = named(found, only)
-    with exact_widening(device), patched_once(device), without_warnings(device):
+    with mended(device):
         results = tuple(_run(case, layout, module, pools, seed, call) for case in found)
     return Report(layout.name, device, seed, results)
 

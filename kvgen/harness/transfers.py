@@ -13,7 +13,7 @@ from torch import Tensor
 from kvgen import reference_transfer as reference
 from kvgen.encodings import append_refusal
 from kvgen.harness.compare import Mismatch, Written, adopt_nans, compare_pool
-from kvgen.harness.interpreter import exact_widening, patched_once, without_warnings
+from kvgen.harness.interpreter import mended
 from kvgen.harness.pools import Pool, PoolFactory
 from kvgen.harness.report import Report, Result, named, possible
 from kvgen.harness.values import fill_static, random_values, static_scales
@@ -399,7 +399,7 @@ def run_transfer(
     """Run every case of a transfer, or those named by ``only``: ``run``, which says what the arguments are."""
     found = [case for case in transfer_cases(what) if functions is None or case.function in functions]
     found = named(possible(found, what.functions), only)
-    with exact_widening(device), patched_once(device), without_warnings(device):
+    with mended(device):
         results = tuple(_run(case, what, module, device, seed, call) for case in found)
     return Report(what.name, device, seed, results)
 
