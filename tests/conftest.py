@@ -17,6 +17,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Triton looks at this when kernels are defined, so it has to be decided before any module is imported.
     if config.getoption("markexpr") != "gpu":
         os.environ["TRITON_INTERPRET"] = "1"
+        # Beside other workers PyTorch's threads wait for each other more than they work; it counts them at its import.
+        if hasattr(config, "workerinput"):
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
