@@ -852,6 +852,7 @@ def test_targets_are_judged_in_a_table():
 
 
 def test_pages_are_filled_between_their_marks(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     page, picture, data = tmp_path / "page.md", tmp_path / "append.svg", tmp_path / "run.json"
     page.write_text(
         "a\n<!-- bench: machine -->\nold\n<!-- end of bench -->\nb\n<!-- bench: append mla -->\n<!-- end of bench -->\n"
@@ -886,6 +887,7 @@ def test_pages_are_filled_between_their_marks(tmp_path):
 
 
 def test_the_same_run_gives_the_same_picture(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     for name in ("a.svg", "b.svg", "c.png"):
         plot.plot(RUN, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
@@ -910,6 +912,7 @@ def timed(monkeypatch):
 
 
 def test_a_run_is_printed_and_written(folder, timed):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     arguments = ("bench", "paged_nhd", "--tokens", "2", "--function", "append", "--no-check", "--pool-tokens", 64)
     arguments += ("--adapter", "tests.rivals:right", "--against", "tests.rivals:write")
     for _ in range(2):  # the second time over what the first wrote

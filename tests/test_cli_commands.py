@@ -277,6 +277,8 @@ def test_schema_prints_writes_and_checks(folder):
     ],
 )
 def test_no_other_file_is_written_over(folder, arguments, what):
+    if what == "picture":
+        pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     Path("mine").write_text('{"layers": 32}\n')
     result = kvgen(*arguments, "mine")
     assert (result.code, result.out) == (2, "")
