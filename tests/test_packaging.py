@@ -86,6 +86,7 @@ def clean_environment(folder):
 @pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
 def test_an_installed_kvgen_builds(kind, tmp_path):
     """In a clean environment, nothing of this checkout in reach; the source archive is made a wheel there."""
+    pytest.importorskip("hatchling")
     scripts, variables = clean_environment(tmp_path / "environment")
     if kind == "editable":
         source = tmp_path / "checkout"
