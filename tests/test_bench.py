@@ -472,12 +472,14 @@ def test_libraries_do_not_take_part_where_they_cannot(libraries, name):
 
 
 def test_known_rivals_are_those_that_are_installed(monkeypatch):
-    assert [rival.name for rival in rivals.known_rivals()] == ["torch", "copy"]
+    """Without a GPU libraries take no part, installed or not."""
     module = types.ModuleType("flashinfer")
     module.__version__ = "0.6.18"
     module.__spec__ = object()
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    assert [(rival.name, rival.version) for rival in rivals.known_rivals()] == [
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert [rival.name for rival in rivals.known_rivals("cpu")] == ["torch", "copy"]
+    assert [(rival.name, rival.version) for rival in rivals.known_rivals("cuda")] == [
         ("torch", ""),
         ("copy", ""),
         ("flashinfer", "0.6.18"),
@@ -546,7 +548,9 @@ def test_functions_that_are_called_as_the_generated_ones(target, function, note)
 def test_a_library_that_does_not_work_is_left_out(monkeypatch, tmp_path):
     (tmp_path / "flashinfer.py").write_text("raise OSError('no driver')")
     monkeypatch.syspath_prepend(tmp_path)
-    assert [rival.name for rival in rivals.known_rivals()] == ["torch", "copy"]
+    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert [rival.name for rival in rivals.known_rivals("cuda")] == ["torch", "copy"]
 
 
 def test_adapters_by_name():

@@ -78,9 +78,11 @@ class Rival:
     version: str = ""
 
 
-def known_rivals() -> list[Rival]:
-    """PyTorch, and those of the libraries that are known here which can be imported."""
+def known_rivals(device: str) -> list[Rival]:
+    """PyTorch, and on a GPU those of the libraries that are known here which can be imported."""
     found = [Rival("torch", torch_indexing), Rival("copy", copy)]
+    if device == "cpu":
+        return found
     for package, adapter in (("flashinfer", libraries.flashinfer), ("vllm", libraries.vllm)):
         if importlib.util.find_spec(package):
             with contextlib.suppress(Exception):  # what is installed may still not work here

@@ -96,7 +96,7 @@ def bench(
         documents = [document for _, document in load_all(find_layouts(paths))]
         device, clock = device_and_clock(dry_run)
         targets = [parse(target) for target in against or []]
-        rivals = _rivals(adapter or [])
+        rivals = _rivals(device, adapter or [])
         functions = _functions(function or [], counts)
         from kvgen.bench.run import Plan, last_level_cache
 
@@ -131,11 +131,11 @@ def device_and_clock(
     return device, CudaClock()
 
 
-def _rivals(names: list[str]) -> tuple[Rival, ...]:
+def _rivals(device: str, names: list[str]) -> tuple[Rival, ...]:
     from kvgen.bench.rivals import known_rivals, load_adapter
 
     sys.path.insert(0, os.getcwd())  # an adapter may lie where the command is called
-    return (*known_rivals(), *map(load_adapter, names))
+    return (*known_rivals(device), *map(load_adapter, names))
 
 
 def _functions(wishes: list[str], counts: tuple[int, ...]) -> dict[int, tuple[str, ...] | None]:
