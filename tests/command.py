@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 from kvgen.cli import main
@@ -32,3 +34,11 @@ def kvgen(*arguments: object) -> Result:
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     return Result(code, out.getvalue(), err.getvalue())
+
+
+def searching(*folders: Path | str) -> dict[str, str]:
+    """``PYTHONPATH`` of a process that looks for modules in ``folders`` first, and then where this one does.
+
+    What kvgen needs may be found by that variable alone.
+    """
+    return {"PYTHONPATH": os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])}

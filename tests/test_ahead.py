@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import triton
 
 from kvgen.bench import ahead
+from tests.command import searching
 from tests.generated import ROOT, shipped
 
 CODE = """
@@ -32,7 +33,7 @@ for ahead.NOWHERE in ("meta", "cpu"):
 
 def test_tensors_without_memory_are_compiled_for_as_others_are(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), **searching(ROOT)}
     found = subprocess.run(
         [sys.executable, "-c", CODE], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )

@@ -16,7 +16,7 @@ from kvgen.cli.codes import COMMANDS, ENTRIES, ENVIRONMENT
 from kvgen.cli.common import report
 from kvgen.diagnostics import Diagnostic
 from kvgen.resolve import load
-from tests.command import Result, kvgen
+from tests.command import Result, kvgen, searching
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted(path.stem for path in (ROOT / "layouts").glob("*.yaml"))
@@ -447,14 +447,14 @@ def test_without_torch(folder):
     hidden = Path("hidden/torch")
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
-    path = os.pathsep.join([str(hidden.parent), str(ROOT)])
+    path = searching(hidden.parent, ROOT)
     calls = (["test", "paged_nhd"], ["compile", "paged_nhd", "--target", "sm_90"], ["bench", "paged_nhd"])
     for arguments in (*calls, ["tune", "paged_nhd", "--dry-run", "--function", "append"]):
-        result = run(*arguments, PYTHONPATH=path)
+        result = run(*arguments, **path)
         assert result.returncode == 2, result.stderr
         assert "error[KV712]" in result.stderr
         assert "extra `run`" in result.stderr
-    assert run("build", "paged_nhd", PYTHONPATH=path).returncode == 0
+    assert run("build", "paged_nhd", **path).returncode == 0
 
 
 # all of them

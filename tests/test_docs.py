@@ -15,6 +15,7 @@ from kvgen.quant import MODES
 from kvgen.spec import Spec
 from kvgen.spec_transfer import TransferSpec
 from kvgen.values import CASTS, ITEMSIZE, SCALE_DTYPES
+from tests.command import searching
 from tests.generated import ROOT, SHIPPED
 from tests.pages import Block, Story, blocks, commands, load_layout, run_commands, unrunnable
 from tools import make_docs
@@ -158,7 +159,7 @@ def test_a_module_is_tested_in_another_tree_as_the_docs_say(tmp_path: Path, monk
     path = tmp_path / block.marks["file"]
     path.parent.mkdir()
     path.write_text(f"{program}\ntest_every_byte()\nprint(device)\n", encoding="utf-8")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | searching(tmp_path, ROOT) | {"CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(
         [sys.executable, path], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

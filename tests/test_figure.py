@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -210,7 +211,9 @@ def test_halves_of_a_pair_have_their_own_colours() -> None:
 def test_same_bytes_under_any_hash_seed() -> None:
     code = "import sys; from kvgen.cli import main; sys.argv[1:] = ['show', 'packed_nvfp4', '--svg']; main()"
     drawn = {
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={"PYTHONHASHSEED": seed}, capture_output=True).stdout
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True
+        ).stdout
         for seed in ("1", "2")
     }
     assert drawn == {figure.figure(shipped("packed_nvfp4")).encode()}

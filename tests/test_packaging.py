@@ -19,6 +19,7 @@ import yaml
 import kvgen
 from kvgen import resources
 from tests.command import kvgen as kvgen_command
+from tests.command import searching
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -316,6 +317,6 @@ assert torch.equal(keys, key) and torch.equal(values, value)
 """
     assert kvgen_command("build", "paged_nhd", "--out", tmp_path / "generated").code == 0
     code = preamble + snippet.replace('"cuda"', '"cpu"').replace("1024", "4") + checks
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
+    environment = os.environ | searching(tmp_path) | {"TRITON_INTERPRET": "1"}
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -268,6 +268,7 @@ def fuzz(count: int, seconds: float, seed: int, keep: Path) -> int:
     """Run until ``count`` texts or ``seconds`` are over; the number of texts that failed."""
     signal.signal(signal.SIGPROF, _interrupted)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    os.environ["RAYON_NUM_THREADS"] = "1"  # the formatter's threads, one a core, would not find room in that
     mutator, outcomes, end = Mutator(seed), Counter(), time.monotonic() + seconds
     done = 0
     with tempfile.TemporaryDirectory() as name:
