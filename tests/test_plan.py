@@ -330,6 +330,23 @@ def test_plan_deals_heads_to_ranks() -> None:
     ]
 
 
+def test_plan_says_over_what_padding_is_filled(tmp_path) -> None:
+    """Which the source has not: once for all ranks of the destination, with its loops."""
+    text = "name: rows\naxes: {head: 4, dim: 64}\nblock_size: 8\nbuffers:\n"
+    for file, pad in (("plain", "{pad: 96}"), ("filled", "{pad: 96, fill: 1}")):
+        buffer = f"  kv: {{order: block slot head, fields: [key, value, {pad}]}}\n"
+        (tmp_path / f"{file}.yaml").write_text(text + buffer)
+    plain, filled = (str(tmp_path / f"{file}.yaml") for file in ("plain", "filled"))
+    lines = [
+        *("every rank of the destination", "  padding: 16 runs of 96 bytes, for token < 8, head < 2, set to 1"),
+        "    at   kv + blocks[0] * stride(0) + 256 + token * stride(1) + head * stride(2)",
+    ]
+    assert "\n\n" + "\n".join(lines) + "\n\n" in kvgen("plan", plain, filled, "--dst-tp", 2).out
+    out = kvgen("plan", plain, filled).out
+    assert "  padding: 32 runs of 96 bytes, for token < 8, head < 4, set to 1\n" in out
+    assert "every rank" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -197,8 +197,10 @@ def _text(facts: dict[str, Any]) -> list[str]:
         lines += ["", *(_rank_line(rank) for rank in ranks)] if len(facts["ranks"]) > 1 else [""]
         for move in ranks[0]["moves"]:
             lines += _move_lines(move)
+    if facts["fills"] and len(facts["ranks"]) > 1:
+        lines += ["", "every rank of the destination"]
     for fill in facts["fills"]:
-        lines.append(f"  padding: {fill['count']} runs of {fill['bytes']} bytes become {fill['value']}")
+        lines.append(f"  padding: {_runs(fill)}, set to {fill['value']}")
         lines.append(f"    at   {fill['destination']['address']}")
     if any(rank["moves"] for rank in facts["ranks"]):
         lines += [
@@ -225,11 +227,15 @@ def _rank_line(rank: dict[str, Any]) -> str:
 
 
 def _move_lines(move: dict[str, Any]) -> list[str]:
-    loops = ", ".join(f"{loop['index']} < {loop['count']}" for loop in move["loops"])
-    name = ", ".join(move["fields"])
-    plural = "" if move["count"] == 1 else "s"
     return [
-        f"  {name}: {move['count']} run{plural} of {move['bytes']} bytes" + (f", for {loops}" if loops else ""),
+        f"  {', '.join(move['fields'])}: {_runs(move)}",
         f"    from {move['source']['address']}",
         f"    to   {move['destination']['address']}",
     ]
+
+
+def _runs(facts: dict[str, Any]) -> str:
+    """How many runs of a move or a fill, how long, and over what they go."""
+    loops = ", ".join(f"{loop['index']} < {loop['count']}" for loop in facts["loops"])
+    plural = "" if facts["count"] == 1 else "s"
+    return f"{facts['count']} run{plural} of {facts['bytes']} bytes" + (f", for {loops}" if loops else "")
