@@ -505,6 +505,17 @@ def test_a_reader_that_stops_early(folder):
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_an_output_that_is_full(folder):
+    command = [sys.executable, "-c", "from kvgen.cli import main; main()", "show", "paged_nhd"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "error[KV702]: the output or a temporary file: No space left on device\n",
+    )
+
+
 def test_no_colour_where_it_is_not_wanted(folder):
     for arguments in (["list"], ["--help"], ["check", "nowhere"]):
         result = run(*arguments, NO_COLOR="1", TERM="xterm-256color")

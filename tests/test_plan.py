@@ -354,9 +354,13 @@ def test_plan_says_over_what_padding_is_filled(tmp_path) -> None:
         (("paged_nhd", "paged_nhd", "--dst-tp", 3), "8 heads cannot be dealt to 3 ranks evenly"),
         (("nhd_head_shard",), "key is head 8 dim 128 at the source, and head 4 dim 128 at the destination"),
         (("indexer_planar", "indexer_planar", "--short", 0), None),
+        (("four.yaml", "four.yaml", "--layers", 9), None),
     ],
 )
-def test_plan_refuses(arguments: tuple, words: str | None) -> None:
+def test_plan_refuses(arguments: tuple, words: str | None, tmp_path, monkeypatch) -> None:
+    text = "name: four\naxes: {head: 2, dim: 64, layer: 4}\nblock_size: 8\nbuffers:\n"
+    (tmp_path / "four.yaml").write_text(text + "  kv: {holds: [key, value], order: block layer kv slot head dim}\n")
+    monkeypatch.chdir(tmp_path)
     result = kvgen("plan", *arguments)
     assert result.code == (1 if words else 2)
     assert words is None or f"error[KV716]: {words}" in result.err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 from typing import Annotated
 
@@ -22,7 +24,7 @@ from kvgen.cli.schema import schema
 from kvgen.cli.show import show
 from kvgen.cli.test import test
 from kvgen.cli.tune import tune
-from kvgen.diagnostics import KvgenError
+from kvgen.diagnostics import Diagnostic, KvgenError
 
 app = typer.Typer(
     name="kvgen",
@@ -73,3 +75,9 @@ def main() -> None:
         app(prog_name="kvgen")
     except KvgenError as error:
         sys.exit(report(error.diagnostics))
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left would be tried again at the end
+        what = error.filename or "the output or a temporary file"
+        sys.exit(report([Diagnostic("KV702", f"{what}: {error.strerror}")]))

@@ -229,3 +229,11 @@ def console_width() -> int | None:
 def one_layout(argument: str, why: str) -> Layout:
     """The layout that an argument names. KvgenError with ``why`` if that is a transfer."""
     return only_layouts([load_all([layout_path(argument)])[0][1]], why)[0]
+
+
+def check_layers(layout: Layout, layers: int | None) -> None:
+    """Usage error for a number of layers where the layout says another itself."""
+    known = layout.layers or layout.regions
+    own = known and known.extent
+    if own and layers not in (None, own):
+        raise typer.BadParameter(f"{layout.name} has {own} layers", param_hint="--layers")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvgen.cli.common import layout_path, one_layout
+from kvgen.cli.common import check_layers, layout_path, one_layout
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import Layout
 
@@ -43,6 +43,8 @@ def plan(
     """
     ours, theirs = _sides(source, destination)
     if layers is not None:
+        check_layers(ours, layers)
+        check_layers(theirs, layers)
         ours, theirs = (_resized(layout, "layer", layers) for layout in (ours, theirs))
     _check(ours, theirs)
     found = _chunks(ours, theirs, src_tp, dst_tp)

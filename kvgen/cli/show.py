@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvgen.cli.common import check_replaced, layout_path, load_all
+from kvgen.cli.common import check_layers, check_replaced, layout_path, load_all
 from kvgen.layout import Layout
 from kvgen.transfer import Transfer
 
@@ -42,7 +42,7 @@ def show(
     if isinstance(loaded, Transfer):
         _show_transfer(loaded, layers, tokens, output_format, svg, file)
         return
-    _check_layers(loaded, layers)
+    check_layers(loaded, layers)
     if svg:
         _draw(loaded, file)
     elif output_format is ShowFormat.JSON:
@@ -64,13 +64,6 @@ def _show_transfer(what: Transfer, layers, tokens, output_format: ShowFormat, sv
         typer.echo(json.dumps(show_transfer.describe(what), indent=2))
     else:
         typer.echo(show_transfer.text(what).rstrip())
-
-
-def _check_layers(layout, layers: int | None) -> None:
-    known = layout.layers or layout.regions
-    own = known and known.extent
-    if own and layers not in (None, own):
-        raise typer.BadParameter(f"{layout.name} has {own} layers", param_hint="--layers")
 
 
 def _draw(what: Layout | Transfer, file: Path | None) -> None:
