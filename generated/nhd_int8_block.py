@@ -2344,16 +2344,24 @@ def _normal(scale):
 
 
 @triton.jit
-def _inverse(divisor):
+def _rounded_inverse(divisor, native: tl.constexpr):
+    """1 / divisor, rounded but for a part in 2**46; NaN where divisor is 0. Both are normal numbers otherwise."""
+    if native:  # as Triton's division begins, which sees to what is no normal number
+        near = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [divisor], tl.float32, True, 1)
+    else:
+        near = 1.0 / divisor  # to some bits less than all, by Triton's division
+    return tl.fma(tl.fma(divisor * -1.0, near, 1.0), near, near)
+
+
+@triton.jit
+def _inverse(divisor, native: tl.constexpr = False):
     """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
     What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
     """
-    minus = divisor * -1.0
-    near = 1.0 / divisor  # to some bits less than all, by Triton's division
-    near = tl.fma(tl.fma(minus, near, 1.0), near, near)
+    near = _rounded_inverse(divisor, native)
     below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
-    rest = tl.fma(minus, below, 1.0) * near
+    rest = tl.fma(divisor * -1.0, below, 1.0) * near
     return below, (rest.to(tl.uint32, bitcast=True) + 1).to(tl.float32, bitcast=True)
 
 

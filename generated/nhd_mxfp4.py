@@ -1425,7 +1425,7 @@ def _append_kernel(
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
@@ -1438,8 +1438,7 @@ def _append_kernel(
         mask=valid,
     )
     scale = _e8m0_values(stored)
-    key = _e2m1_codes_shifted(key, scale, NATIVE)
-    key = _pack_4(tl.reshape(key, (8, 64, 2)))
+    key = _e2m1_pairs_shifted(key, scale, (8, 64, 2), key_ptr.dtype.element_ty, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1451,7 +1450,7 @@ def _append_kernel(
     )
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
@@ -1464,8 +1463,7 @@ def _append_kernel(
         mask=valid,
     )
     scale = _e8m0_values(stored)
-    value = _e2m1_codes_shifted(value, scale, NATIVE)
-    value = _pack_4(tl.reshape(value, (8, 64, 2)))
+    value = _e2m1_pairs_shifted(value, scale, (8, 64, 2), value_ptr.dtype.element_ty, NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1517,7 +1515,7 @@ def _append_key_kernel(
     key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
@@ -1530,8 +1528,7 @@ def _append_key_kernel(
         mask=valid,
     )
     scale = _e8m0_values(stored)
-    key = _e2m1_codes_shifted(key, scale, NATIVE)
-    key = _pack_4(tl.reshape(key, (8, 64, 2)))
+    key = _e2m1_pairs_shifted(key, scale, (8, 64, 2), key_ptr.dtype.element_ty, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1583,7 +1580,7 @@ def _append_value_kernel(
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
@@ -1596,8 +1593,7 @@ def _append_value_kernel(
         mask=valid,
     )
     scale = _e8m0_values(stored)
-    value = _e2m1_codes_shifted(value, scale, NATIVE)
-    value = _pack_4(tl.reshape(value, (8, 64, 2)))
+    value = _e2m1_pairs_shifted(value, scale, (8, 64, 2), value_ptr.dtype.element_ty, NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1675,7 +1671,7 @@ def _append_positions_kernel(
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # key to key_cache, mxfp4 with a scale per token and head and 32 dims
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
@@ -1688,8 +1684,7 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _e8m0_values(stored)
-    key = _e2m1_codes_shifted(key, scale, NATIVE)
-    key = _pack_4(tl.reshape(key, (8, 64, 2)))
+    key = _e2m1_pairs_shifted(key, scale, (8, 64, 2), key_ptr.dtype.element_ty, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1701,7 +1696,7 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, mxfp4 with a scale per token and head and 32 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 6.0)
     tl.store(
@@ -1714,8 +1709,7 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _e8m0_values(stored)
-    value = _e2m1_codes_shifted(value, scale, NATIVE)
-    value = _pack_4(tl.reshape(value, (8, 64, 2)))
+    value = _e2m1_pairs_shifted(value, scale, (8, 64, 2), value_ptr.dtype.element_ty, NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -2788,6 +2782,17 @@ def _by_rows(x, lanes_first: tl.constexpr, lanes_last: tl.constexpr):
     return tl.permute(x, lanes_first if _LANES_FIRST else lanes_last)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2909,6 +2914,61 @@ def _unpack_4(codes):
     """Bytes to [..., 2] codes of 4 bits."""
     codes = tl.join(codes & 15, codes >> 4)
     return codes
+
+
+# Four bytes at a time: of even and odd sizes whose e4m3 is 0x34 and the code, and the signs of even and odd numbers.
+_E2M1_PAIRS = tl.constexpr(
+    """{
+    .reg .b16 low, high;
+    .reg .b32 even, odd, first, last;
+    cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+    cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+    mov.b32 even, {low, high};
+    cvt.rn.satfinite.e4m3x2.f32 low, $6, $5;
+    cvt.rn.satfinite.e4m3x2.f32 high, $8, $7;
+    mov.b32 odd, {low, high};
+    shf.l.wrap.b32 first, $14, 0, 4;
+    shf.l.wrap.b32 last, $16, 0, 4;
+    shf.l.wrap.b32 first, $10, first, 4;
+    shf.l.wrap.b32 last, $12, last, 4;
+    shf.l.wrap.b32 first, $13, first, 4;
+    shf.l.wrap.b32 last, $15, last, 4;
+    shf.l.wrap.b32 first, $9, first, 4;
+    shf.l.wrap.b32 last, $11, last, 4;
+    prmt.b32 first, first, last, 0x5410;
+    sub.u32 even, even, 0x77777774;
+    mad.lo.u32 even, odd, 16, even;
+    lop3.b32 $0, even, first, 0x88888888, 0xF8;
+    }"""
+)
+
+
+@triton.jit
+def _e2m1_pairs(eighth):
+    """Bytes of two codes each of [..., 2] eighths of quotients, on processors that cast to e4m3; NaN is 0.
+
+    From 6 on e4m3 has steps of a half up to 8 and of 1 after that, as e2m1 has from 0 on: the cast of a size plus 6
+    finds the code, all of it but an eighth as usual. Past 4.33 sizes count a quarter, so that none passes the last code.
+    Few bits are left of them beside the 6: what a rounded reciprocal has missed a tie by is lost. Codes are those of
+    rounded quotients where nothing else comes so near to a tie, to a part in 2**19 of it.
+    """
+    size = _unit(tl.abs(eighth))
+    size = tl.minimum(size + 0.75, tl.fma(size, 0.25, 1.15625))
+    even_size, odd_size = tl.split(size)
+    even, odd = tl.split(eighth.to(tl.uint32, bitcast=True))
+    return tl.inline_asm_elementwise(
+        _E2M1_PAIRS, "=r,f,f,f,f,f,f,f,f,r,r,r,r,r,r,r,r", [even_size, odd_size, even, odd], tl.uint8, True, 4
+    )
+
+
+@triton.jit
+def _e2m1_pairs_shifted(x, scale, apart: tl.constexpr, source: tl.constexpr, native: tl.constexpr):
+    """Bytes of two codes each of x / scale, a power of two; apart is the shape of x with the codes of a byte last."""
+    if native and source != tl.float32:
+        pairs = _e2m1_pairs(tl.reshape(x * (_inverse_power(scale) * 0.125), apart))
+    else:
+        pairs = _pack_4(tl.reshape(_e2m1_codes_shifted(x, scale, native), apart))
+    return pairs
 
 
 def _tensor(name, tensor, ndim, device):

@@ -1102,10 +1102,10 @@ def _append_kernel(
     value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     lift = _lift(key_scale_scale)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = _lifted_ratio(amax, 6.0 * key_scale_scale, lift, key_ptr.dtype.element_ty)
+    scale = _lifted_ratio(amax, 6.0 * key_scale_scale, lift, key_ptr.dtype.element_ty, NATIVE)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1120,8 +1120,7 @@ def _append_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * key_scale_scale
-    key = _e2m1_codes_lifted(key, scale, lift, key_ptr.dtype.element_ty, NATIVE)
-    key = _pack_4(tl.reshape(key, (8, 64, 2)))
+    key = _e2m1_pairs_lifted(key, scale, key_scale_scale, lift, (8, 64, 2), key_ptr.dtype.element_ty, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -1133,10 +1132,10 @@ def _append_kernel(
     )
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     lift = _lift(value_scale_scale)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = _lifted_ratio(amax, 6.0 * value_scale_scale, lift, value_ptr.dtype.element_ty)
+    scale = _lifted_ratio(amax, 6.0 * value_scale_scale, lift, value_ptr.dtype.element_ty, NATIVE)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1151,8 +1150,7 @@ def _append_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * value_scale_scale
-    value = _e2m1_codes_lifted(value, scale, lift, value_ptr.dtype.element_ty, NATIVE)
-    value = _pack_4(tl.reshape(value, (8, 64, 2)))
+    value = _e2m1_pairs_lifted(value, scale, value_scale_scale, lift, (8, 64, 2), value_ptr.dtype.element_ty, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -1203,10 +1201,10 @@ def _append_key_kernel(
     key_scale_scale = tl.load(key_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     lift = _lift(key_scale_scale)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = _lifted_ratio(amax, 6.0 * key_scale_scale, lift, key_ptr.dtype.element_ty)
+    scale = _lifted_ratio(amax, 6.0 * key_scale_scale, lift, key_ptr.dtype.element_ty, NATIVE)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1221,8 +1219,7 @@ def _append_key_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * key_scale_scale
-    key = _e2m1_codes_lifted(key, scale, lift, key_ptr.dtype.element_ty, NATIVE)
-    key = _pack_4(tl.reshape(key, (8, 64, 2)))
+    key = _e2m1_pairs_lifted(key, scale, key_scale_scale, lift, (8, 64, 2), key_ptr.dtype.element_ty, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -1272,10 +1269,10 @@ def _append_value_kernel(
     value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     lift = _lift(value_scale_scale)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = _lifted_ratio(amax, 6.0 * value_scale_scale, lift, value_ptr.dtype.element_ty)
+    scale = _lifted_ratio(amax, 6.0 * value_scale_scale, lift, value_ptr.dtype.element_ty, NATIVE)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1290,8 +1287,7 @@ def _append_value_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * value_scale_scale
-    value = _e2m1_codes_lifted(value, scale, lift, value_ptr.dtype.element_ty, NATIVE)
-    value = _pack_4(tl.reshape(value, (8, 64, 2)))
+    value = _e2m1_pairs_lifted(value, scale, value_scale_scale, lift, (8, 64, 2), value_ptr.dtype.element_ty, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -1362,10 +1358,10 @@ def _append_positions_kernel(
     value_scale_scale = tl.load(value_scale_scale_ptr)
 
     # key to kv_cache, nvfp4 with a scale per token and head and 16 dims
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     lift = _lift(key_scale_scale)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = _lifted_ratio(amax, 6.0 * key_scale_scale, lift, key_ptr.dtype.element_ty)
+    scale = _lifted_ratio(amax, 6.0 * key_scale_scale, lift, key_ptr.dtype.element_ty, NATIVE)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1380,8 +1376,7 @@ def _append_positions_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * key_scale_scale
-    key = _e2m1_codes_lifted(key, scale, lift, key_ptr.dtype.element_ty, NATIVE)
-    key = _pack_4(tl.reshape(key, (8, 64, 2)))
+    key = _e2m1_pairs_lifted(key, scale, key_scale_scale, lift, (8, 64, 2), key_ptr.dtype.element_ty, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -1393,10 +1388,10 @@ def _append_positions_kernel(
     )
 
     # value to kv_cache, nvfp4 with a scale per token and head and 16 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     lift = _lift(value_scale_scale)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = _lifted_ratio(amax, 6.0 * value_scale_scale, lift, value_ptr.dtype.element_ty)
+    scale = _lifted_ratio(amax, 6.0 * value_scale_scale, lift, value_ptr.dtype.element_ty, NATIVE)
     scale = tl.where(scale > 0.0, scale, 0.0)  # nothing over nothing is nothing, nor is what no scale divides
     stored = _fp8_e4m3_codes(scale, NATIVE)
     tl.store(
@@ -1411,8 +1406,7 @@ def _append_positions_kernel(
     )
     scale = _fp8_e4m3_values(stored, NATIVE)
     scale = scale * value_scale_scale
-    value = _e2m1_codes_lifted(value, scale, lift, value_ptr.dtype.element_ty, NATIVE)
-    value = _pack_4(tl.reshape(value, (8, 64, 2)))
+    value = _e2m1_pairs_lifted(value, scale, value_scale_scale, lift, (8, 64, 2), value_ptr.dtype.element_ty, NATIVE)
     tl.store(
         kv_cache_ptr
         + block * kv_cache_stride_block
@@ -2264,6 +2258,17 @@ def _by_rows(x, lanes_first: tl.constexpr, lanes_last: tl.constexpr):
     return tl.permute(x, lanes_first if _LANES_FIRST else lanes_last)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2326,16 +2331,24 @@ def _normal(scale):
 
 
 @triton.jit
-def _inverse(divisor):
+def _rounded_inverse(divisor, native: tl.constexpr):
+    """1 / divisor, rounded but for a part in 2**46; NaN where divisor is 0. Both are normal numbers otherwise."""
+    if native:  # as Triton's division begins, which sees to what is no normal number
+        near = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [divisor], tl.float32, True, 1)
+    else:
+        near = 1.0 / divisor  # to some bits less than all, by Triton's division
+    return tl.fma(tl.fma(divisor * -1.0, near, 1.0), near, near)
+
+
+@triton.jit
+def _inverse(divisor, native: tl.constexpr = False):
     """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
     What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
     """
-    minus = divisor * -1.0
-    near = 1.0 / divisor  # to some bits less than all, by Triton's division
-    near = tl.fma(tl.fma(minus, near, 1.0), near, near)
+    near = _rounded_inverse(divisor, native)
     below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
-    rest = tl.fma(minus, below, 1.0) * near
+    rest = tl.fma(divisor * -1.0, below, 1.0) * near
     return below, (rest.to(tl.uint32, bitcast=True) + 1).to(tl.float32, bitcast=True)
 
 
@@ -2398,15 +2411,14 @@ def _lift(outer):
 
 
 @triton.jit
-def _lifted_ratio(amax, steps, lift, source: tl.constexpr):
+def _lifted_ratio(amax, steps, lift, source: tl.constexpr, native: tl.constexpr):
     """amax / steps, which times the lift are near 1, for what rounds it to 11 bits or less."""
     if _EXACT_FMA and source != tl.float32:
         steps = steps * lift
-        inverse, rest = _inverse(steps)
-        nothing, infinite = steps == 0.0, 1.0 / steps
+        inverse, rest = _inverse(steps, native)
+        nothing, infinite = steps == 0.0, (steps.to(tl.uint32, bitcast=True) | 0x7F800000).to(tl.float32, bitcast=True)
         inverse, rest = tl.where(nothing, infinite, inverse), tl.where(nothing, infinite, rest)
-        amax = amax * lift
-        ratio = tl.fma(amax, inverse, amax * rest)
+        ratio = tl.fma(amax * lift, inverse, amax * lift * rest)
     else:
         ratio = _ratio(amax, steps)
     return ratio
@@ -2484,6 +2496,82 @@ def _unpack_4(codes):
     """Bytes to [..., 2] codes of 4 bits."""
     codes = tl.join(codes & 15, codes >> 4)
     return codes
+
+
+# Four bytes at a time: of even and odd sizes whose e4m3 is 0x34 and the code, and the signs of even and odd numbers.
+_E2M1_PAIRS = tl.constexpr(
+    """{
+    .reg .b16 low, high;
+    .reg .b32 even, odd, first, last;
+    cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+    cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+    mov.b32 even, {low, high};
+    cvt.rn.satfinite.e4m3x2.f32 low, $6, $5;
+    cvt.rn.satfinite.e4m3x2.f32 high, $8, $7;
+    mov.b32 odd, {low, high};
+    shf.l.wrap.b32 first, $14, 0, 4;
+    shf.l.wrap.b32 last, $16, 0, 4;
+    shf.l.wrap.b32 first, $10, first, 4;
+    shf.l.wrap.b32 last, $12, last, 4;
+    shf.l.wrap.b32 first, $13, first, 4;
+    shf.l.wrap.b32 last, $15, last, 4;
+    shf.l.wrap.b32 first, $9, first, 4;
+    shf.l.wrap.b32 last, $11, last, 4;
+    prmt.b32 first, first, last, 0x5410;
+    sub.u32 even, even, 0x77777774;
+    mad.lo.u32 even, odd, 16, even;
+    lop3.b32 $0, even, first, 0x88888888, 0xF8;
+    }"""
+)
+
+
+@triton.jit
+def _e2m1_pairs(eighth):
+    """Bytes of two codes each of [..., 2] eighths of quotients, on processors that cast to e4m3; NaN is 0.
+
+    From 6 on e4m3 has steps of a half up to 8 and of 1 after that, as e2m1 has from 0 on: the cast of a size plus 6
+    finds the code, all of it but an eighth as usual. Past 4.33 sizes count a quarter, so that none passes the last code.
+    Few bits are left of them beside the 6: what a rounded reciprocal has missed a tie by is lost. Codes are those of
+    rounded quotients where nothing else comes so near to a tie, to a part in 2**19 of it.
+    """
+    size = _unit(tl.abs(eighth))
+    size = tl.minimum(size + 0.75, tl.fma(size, 0.25, 1.15625))
+    even_size, odd_size = tl.split(size)
+    even, odd = tl.split(eighth.to(tl.uint32, bitcast=True))
+    return tl.inline_asm_elementwise(
+        _E2M1_PAIRS, "=r,f,f,f,f,f,f,f,f,r,r,r,r,r,r,r,r", [even_size, odd_size, even, odd], tl.uint8, True, 4
+    )
+
+
+@triton.jit
+def _apart_from_ties(outer, source: tl.constexpr):
+    """Whether no x / (e4m3 * outer) comes near a tie but those that are, x having the source's bits; and outer near 1.
+
+    Ties are odd numbers up to 7, e4m3 has odd parts up to 15: of these products, times outer, none may lie beside a
+    number of the source's bits.
+    """
+    each = tl.arange(0, 32)
+    odd = ((2 * (each & 7) + 1) * (2 * (each >> 3) + 1)).to(tl.float32)
+    product = odd * outer
+    more: tl.constexpr = 16 if source == tl.bfloat16 else 13  # bits that float32 has
+    short = (product.to(tl.uint32, bitcast=True) + (1 << (more - 1))) & (0x100000000 - (1 << more))
+    distance = tl.abs(tl.fma(odd, outer, short.to(tl.float32, bitcast=True) * -1.0))
+    beside = (distance > 0.0) & (distance < product * 1.2e-06)
+    near = (outer > 8.673617379884035e-19) & (outer < 1.152921504606847e18)  # 2**-60 and 2**60
+    return near & (tl.max(beside.to(tl.int32), axis=0) == 0)
+
+
+@triton.jit
+def _e2m1_pairs_lifted(x, scale, outer, lift, apart: tl.constexpr, source: tl.constexpr, native: tl.constexpr):
+    """The same of scales that are e4m3 times outer, by quotients of any size where they come near ties."""
+    if native and source != tl.float32:
+        if _apart_from_ties(outer, source):
+            pairs = _e2m1_pairs(tl.reshape(x * _rounded_inverse(scale * 8.0, native), apart))
+        else:
+            pairs = _pack_4(tl.reshape(_e2m1_codes_lifted(x, scale, lift, source, native), apart))
+    else:
+        pairs = _pack_4(tl.reshape(_e2m1_codes_lifted(x, scale, lift, source, native), apart))
+    return pairs
 
 
 @triton.jit

@@ -20,6 +20,7 @@ from kvgen.emit.encoding import (
     divides_itself,
     encoder,
     lifted,
+    pairs_at_once,
     reduced,
     scale_type,
 )
@@ -122,6 +123,7 @@ class Copying(Staging):
             mask_definition=named,
             masks=masks,
             encoded=encoding is not None,
+            widened=f"{copy.stream}.to(tl.float32)",
             encode=encoder(encoding) if encoding else "",
             codes=codes_of(encoding, copy.stream, self._source_type(copy)) if encoding else "",
             divides=bool(encoding) and not divides_itself(encoding),
@@ -204,12 +206,19 @@ class Copying(Staging):
             for plane in planes(view)
         )
         transposed = len(others) == 3 and per == 8
+        pack, encoding = build_pack(view, tile, transposed), layout.stream(copy.stream).encoding
+        pairs, widened, source = "", context.widened, self._source_type(copy)
+        if context.scaled and self.plan.kind == "append" and per == 2 and not (others or pack.moved):
+            pairs = pairs_at_once(encoding, copy.stream, source, pack.apart, context.scale.given)
+            widened = f"_widened({copy.stream}, NATIVE)" if pairs and not copy.stages else widened
         return replace(
             context,
             cache=first,
             cache_masks=masks,
             packed=True,
-            pack=build_pack(view, tile, transposed),
+            pack=pack,
+            pairs=pairs,
+            widened=widened,
             planed=bool(others),
             transposed=transposed,
             planes=tuple(

@@ -49,6 +49,26 @@ def codes_of(encoding: Encoding, stream: str, source: str) -> str:
     return f"{encoder(encoding)}({values}{limits(encoding)})"
 
 
+def pairs_at_once(encoding: Encoding, stream: str, source: str, apart: str, outer: str) -> str:
+    """The bytes that pairs of a stream's codes share, made of values and their scale in words of several.
+
+    ``apart`` is the shape of the tile with the codes of a byte last, ``outer`` what its scales are counted in. Empty
+    where codes are made one by one: of values or scales of so many bits that quotients must be rounded to tell ties.
+    """
+    scale = encoding.scale
+    if not divides_itself(encoding) or source == "tl.float32":
+        return ""
+    if _power_of_two(scale):
+        kind, divisor = "shifted", "scale"
+    elif lifted(encoding) and scale.dtype == "float8_e4m3fn":
+        kind, divisor = "lifted", f"scale, {outer}, lift"
+    elif _near(scale):
+        kind, divisor = "near", "scale"
+    else:
+        return ""
+    return f"_e2m1_pairs_{kind}({stream}, {divisor}, {apart}, {source}, NATIVE)"
+
+
 def _bounded(encoding: Encoding) -> bool:
     """Whether quotients are those of integers: bounded, and numbers."""
     scale, zero = encoding.scale, encoding.zero
@@ -209,7 +229,7 @@ def _at_once(scale: Scale) -> bool:
 def _quotient(scale: Scale, steps: str, lift: str) -> str:
     """amax over steps: rounded as a division is, or only so that what is stored of it is the same."""
     if lift:
-        return f"_lifted_ratio(amax, {steps}, lift, {lift})"
+        return f"_lifted_ratio(amax, {steps}, lift, {lift}, NATIVE)"
     if scale.dtype in ("float8_e4m3fn", "float16") and scale.encode == "stored" and scale.grid != "pow2":
         return f"_ratio(amax, {steps if scale.scale else f'tl.full((), {steps}, tl.float32)'})"
     return f"tl.div_rn(amax, {steps})"

@@ -247,6 +247,7 @@ class CopyContext:
     masks: Masks
     cache_masks: Masks
     encoded: bool
+    widened: str  # its values as float32
     encode: str
     codes: str  # codes of the values, or of values and scale
     divides: bool  # whether values are divided by their scale before
@@ -274,6 +275,16 @@ class CopyContext:
     rejoined: bool = False  # whether they are whole in between
     second: Side | None = None
     together: str = ""  # what puts parts of rows together, as which they are loaded
+    pairs: str = ""  # the bytes that pairs of codes share, where they are made at once
+
+    @property
+    def in_pairs(self) -> bool:
+        return bool(self.pairs)
+
+    @property
+    def packs(self) -> bool:
+        """Whether codes are at hand, to be put together in bytes."""
+        return self.packed and not self.in_pairs
 
     @property
     def apart(self) -> bool:
