@@ -12,6 +12,12 @@ from kvgen.source import Location, Source
 from kvgen.suggest import suggestion
 from kvgen.values import Functions, Line, choice, fail, number, shown
 
+OF_LAYOUTS = ("axes", "block_size", "params", "streams", "buffers", "slots", "fuse", "schedule")
+"""Keys of a layout, which a transfer may be given by mistake."""
+
+EXAMPLES = {"transfer": "`{from: paged_nhd, to: paged_hnd}`", "grid": "`{programs: 32}`"}
+"""What mappings look like, for those who write something else."""
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, populate_by_name=True)
@@ -109,9 +115,12 @@ def _diagnose(source: Source, error: Any) -> Diagnostic:
     if kind == "extra_forbidden":
         known = [field.alias or name for name, field in MODELS[location[:-1]].model_fields.items()]
         hint = suggestion(str(location[-1]), known)
+        if location[0] in OF_LAYOUTS:
+            hint = "a file is a layout, or a transfer between layouts: `{layout: NAME, ...}` replaces keys of a side"
         return Diagnostic("KV201", f"unknown key `{location[-1]}`{around}", source.at_key(location), hint)
     if kind == "missing":
         return Diagnostic("KV202", f"`{location[-1]}` is missing{around}", source.at_key(location[:-1]))
     if kind.startswith("KV"):
         return Diagnostic(kind, error["ctx"]["message"], source.at(location), error["ctx"]["hint"])
-    return Diagnostic("KV203", f"expected a mapping, got {shown(error['input'])}", source.at(location))
+    message, hint = f"expected a mapping, got {shown(error['input'])}", f"such as {EXAMPLES[str(location[-1])]}"
+    return Diagnostic("KV203", message, source.at(location), hint)
