@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvgen import harness
-from kvgen.harness.pools import PoolFactory
+from kvgen.harness.pools import Placement, PoolFactory, Storage
 from kvgen.resolve import load_text
 from tests.fake_module import FakeModule
 from tests.generated import SHIPPED, module_of, shipped
@@ -103,6 +103,21 @@ def byte_of(*index: int):
 )
 def test_names_bytes_nobody_may_touch(small, buffer: str, where, words: str) -> None:
     assert words in failure(small, Flips(small, buffer, where), "append/T1").message
+
+
+@pytest.mark.parametrize("windows", [((0, 64),), ((3, 11), (16, 27), (33, 64))])
+def test_every_byte_of_a_window_is_compared(windows) -> None:
+    """And the first one that differs is found, wherever a window begins and ends."""
+    inside = [at for start, end in windows for at in range(start, end)]
+    wanted = torch.arange(64, dtype=torch.uint8)
+    for at in range(64):
+        got = wanted.clone()
+        got[at:] ^= 0x80
+        found = Storage(Placement((1,), 0, 64, windows), got, wanted).first_difference()
+        assert found == min(i for i in inside if i >= at)
+        got[at + 1 :] = wanted[at + 1 :]
+        found = Storage(Placement((1,), 0, 64, windows), got, wanted).first_difference()
+        assert found == (at if at in inside else None)
 
 
 def test_names_the_neighbour(small) -> None:
