@@ -329,7 +329,6 @@ def gather_paged(
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (kv_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (kv_cache.dtype,), device, exact=True)
     _check_separate("key_out", key_out, "value_out", value_out)
-    search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (num_tokens,)
@@ -337,7 +336,6 @@ def gather_paged(
             block_table.stride(0),
             block_table.shape[1],
             batch_size,
-            search_step,
             num_slots,
             num_tokens,
             kv_cache.stride(0),
@@ -526,7 +524,6 @@ def slot_mapping(
             num_out,
             given,
             num_requests,
-            1 << (num_requests + 1).bit_length() - 1,
         )
         with _on(device):
             compiled = _slot_mapping_kernel[grid](out, block_table, *optional, *numbers)
@@ -973,17 +970,7 @@ def _gather_kernel(
     )
 
 
-@triton.jit(
-    do_not_specialize=[
-        "layer",
-        "block_table_stride",
-        "num_columns",
-        "num_requests",
-        "search_step",
-        "num_slots",
-        "num_tokens",
-    ]
-)
+@triton.jit(do_not_specialize=["layer", "block_table_stride", "num_columns", "num_requests", "num_slots", "num_tokens"])
 def _gather_paged_kernel(
     key_out_ptr,
     value_out_ptr,
@@ -996,7 +983,6 @@ def _gather_paged_kernel(
     block_table_stride,
     num_columns,
     num_requests,
-    search_step,
     num_slots,
     num_tokens,
     kv_cache_stride_block,
@@ -1017,7 +1003,7 @@ def _gather_paged_kernel(
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, search_step)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1289,32 +1275,27 @@ def _slot_of(request, position, known, block_table_ptr, block_table_stride, num_
 
 
 @triton.jit
-def _request_of(token, starts_ptr, num_requests, search_step):
-    """The last request r with starts[r] <= token: -1 before the first, num_requests past the last.
+def _request_of(token, starts_ptr, num_requests, WAYS: tl.constexpr):
+    """The last request r with starts[r] <= token [n]: -1 before the first, num_requests past the last.
 
-    Counts the entries of starts [num_requests + 1] that are not past the token, from the highest bit of the count down;
-    search_step is the largest power of two that is not past num_requests + 1.
+    Counts the entries of starts [num_requests + 1] that are not past a token. A step looks at the last entries of WAYS
+    runs, and the next one into the run that the token lies in: with many ways few loads wait for each other.
     """
+    step = 1
+    while step <= (num_requests + 1) // WAYS:
+        step = step * WAYS
     count = token * 0
-    step = search_step
     while step > 0:
-        inside = count + step <= num_requests + 1
-        start = tl.load(starts_ptr + count + step - 1, mask=inside, other=0)
-        count = tl.where(inside & (start <= token), count + step, count)
-        step = step // 2
+        last = count[:, None] + (tl.arange(0, WAYS) + 1)[None, :] * step - 1
+        inside = last <= num_requests
+        start = tl.load(starts_ptr + last, mask=inside, other=0)
+        count += step * tl.sum((inside & (start <= token[:, None])).to(tl.int32), axis=1)
+        step = step // WAYS
     return count - 1
 
 
 @triton.jit(
-    do_not_specialize=[
-        "block_table_stride",
-        "num_columns",
-        "num_rows",
-        "num_out",
-        "num_tokens",
-        "num_requests",
-        "search_step",
-    ]
+    do_not_specialize=["block_table_stride", "num_columns", "num_rows", "num_out", "num_tokens", "num_requests"]
 )
 def _slot_mapping_kernel(
     out_ptr,
@@ -1329,7 +1310,6 @@ def _slot_mapping_kernel(
     num_out,
     num_tokens,
     num_requests,
-    search_step,
 ):
     """One program writes 128 slot numbers."""
     TOKENS: tl.constexpr = 128
@@ -1337,7 +1317,7 @@ def _slot_mapping_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     known = token < num_tokens
     if query_start_loc_ptr is not None:
-        request = _request_of(token, query_start_loc_ptr, num_requests, search_step)
+        request = _request_of(token, query_start_loc_ptr, num_requests, WAYS=8)
         known = known & (request < num_requests)
     elif request_ids_ptr is not None:
         request = tl.load(request_ids_ptr + token, mask=known, other=-1).to(tl.int64)

@@ -440,7 +440,6 @@ def gather_paged(
         exact=True,
     )
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
-    search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -449,7 +448,6 @@ def gather_paged(
             block_table.stride(0),
             block_table.shape[1],
             batch_size,
-            search_step,
             num_slots,
             num_tokens,
             cache.stride(0),
@@ -590,7 +588,6 @@ def gather_codes_paged(
         "rope_out", rope_out, num_tokens, (64,), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
-    search_step = 1 << (batch_size + 1).bit_length() - 1
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, 2),)
@@ -598,7 +595,6 @@ def gather_codes_paged(
             block_table.stride(0),
             block_table.shape[1],
             batch_size,
-            search_step,
             num_slots,
             num_tokens,
             cache.stride(0),
@@ -826,7 +822,6 @@ def slot_mapping(
             num_out,
             given,
             num_requests,
-            1 << (num_requests + 1).bit_length() - 1,
         )
         with _on(device):
             compiled = _slot_mapping_kernel[grid](out, block_table, *optional, *numbers)
@@ -1014,9 +1009,6 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
@@ -1027,6 +1019,13 @@ def _append_kernel(
     latent_scale = tl.load(latent_scale_ptr)
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
     rope_scale = tl.load(rope_scale_ptr)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # latent to cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
@@ -1072,9 +1071,6 @@ def _append_latent_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1082,6 +1078,13 @@ def _append_latent_kernel(
         latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=in_range[:, None], other=0
     )
     latent_scale = tl.load(latent_scale_ptr)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # latent to cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
@@ -1116,14 +1119,18 @@ def _append_rope_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
     rope_scale = tl.load(rope_scale_ptr)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # rope to cache, fp8_e4m3 with a given scale per tensor
     rope = rope.to(tl.float32)
@@ -1171,11 +1178,6 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token, mask=in_range, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     latent_dim = tl.arange(0, LATENT_DIM)
     rope_dim = tl.arange(0, ROPE_DIM)
 
@@ -1186,6 +1188,15 @@ def _append_positions_kernel(
     latent_scale = tl.load(latent_scale_ptr)
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
     rope_scale = tl.load(rope_scale_ptr)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    known = (request >= 0) & (request < num_rows)
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # latent to cache, fp8_e4m3 with a given scale per tensor
     latent = latent.to(tl.float32)
@@ -1276,9 +1287,7 @@ def _gather_kernel(
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
-@triton.jit(
-    do_not_specialize=["block_table_stride", "num_columns", "num_requests", "search_step", "num_slots", "num_tokens"]
-)
+@triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_requests", "num_slots", "num_tokens"])
 def _gather_paged_kernel(
     latent_out_ptr,
     rope_out_ptr,
@@ -1292,7 +1301,6 @@ def _gather_paged_kernel(
     block_table_stride,
     num_columns,
     num_requests,
-    search_step,
     num_slots,
     num_tokens,
     cache_stride_block,
@@ -1310,7 +1318,7 @@ def _gather_paged_kernel(
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, search_step)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1410,9 +1418,7 @@ def _gather_codes_kernel(
     tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
 
 
-@triton.jit(
-    do_not_specialize=["block_table_stride", "num_columns", "num_requests", "search_step", "num_slots", "num_tokens"]
-)
+@triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_requests", "num_slots", "num_tokens"])
 def _gather_codes_paged_kernel(
     latent_out_ptr,
     rope_out_ptr,
@@ -1424,7 +1430,6 @@ def _gather_codes_paged_kernel(
     block_table_stride,
     num_columns,
     num_requests,
-    search_step,
     num_slots,
     num_tokens,
     cache_stride_block,
@@ -1441,7 +1446,7 @@ def _gather_codes_paged_kernel(
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, search_step)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1718,32 +1723,27 @@ def _slot_of(request, position, known, block_table_ptr, block_table_stride, num_
 
 
 @triton.jit
-def _request_of(token, starts_ptr, num_requests, search_step):
-    """The last request r with starts[r] <= token: -1 before the first, num_requests past the last.
+def _request_of(token, starts_ptr, num_requests, WAYS: tl.constexpr):
+    """The last request r with starts[r] <= token [n]: -1 before the first, num_requests past the last.
 
-    Counts the entries of starts [num_requests + 1] that are not past the token, from the highest bit of the count down;
-    search_step is the largest power of two that is not past num_requests + 1.
+    Counts the entries of starts [num_requests + 1] that are not past a token. A step looks at the last entries of WAYS
+    runs, and the next one into the run that the token lies in: with many ways few loads wait for each other.
     """
+    step = 1
+    while step <= (num_requests + 1) // WAYS:
+        step = step * WAYS
     count = token * 0
-    step = search_step
     while step > 0:
-        inside = count + step <= num_requests + 1
-        start = tl.load(starts_ptr + count + step - 1, mask=inside, other=0)
-        count = tl.where(inside & (start <= token), count + step, count)
-        step = step // 2
+        last = count[:, None] + (tl.arange(0, WAYS) + 1)[None, :] * step - 1
+        inside = last <= num_requests
+        start = tl.load(starts_ptr + last, mask=inside, other=0)
+        count += step * tl.sum((inside & (start <= token[:, None])).to(tl.int32), axis=1)
+        step = step // WAYS
     return count - 1
 
 
 @triton.jit(
-    do_not_specialize=[
-        "block_table_stride",
-        "num_columns",
-        "num_rows",
-        "num_out",
-        "num_tokens",
-        "num_requests",
-        "search_step",
-    ]
+    do_not_specialize=["block_table_stride", "num_columns", "num_rows", "num_out", "num_tokens", "num_requests"]
 )
 def _slot_mapping_kernel(
     out_ptr,
@@ -1758,7 +1758,6 @@ def _slot_mapping_kernel(
     num_out,
     num_tokens,
     num_requests,
-    search_step,
 ):
     """One program writes 128 slot numbers."""
     TOKENS: tl.constexpr = 128
@@ -1766,7 +1765,7 @@ def _slot_mapping_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     known = token < num_tokens
     if query_start_loc_ptr is not None:
-        request = _request_of(token, query_start_loc_ptr, num_requests, search_step)
+        request = _request_of(token, query_start_loc_ptr, num_requests, WAYS=8)
         known = known & (request < num_requests)
     elif request_ids_ptr is not None:
         request = tl.load(request_ids_ptr + token, mask=known, other=-1).to(tl.int64)

@@ -577,7 +577,6 @@ def gather_paged(
         exact=True,
     )
     _check_separate("key_out", key_out, "value_out", value_out)
-    search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -586,7 +585,6 @@ def gather_paged(
             block_table.stride(0),
             block_table.shape[1],
             batch_size,
-            search_step,
             num_slots,
             num_tokens,
             key_cache.stride(0),
@@ -784,7 +782,6 @@ def gather_codes_paged(
         "value_out", value_out, num_tokens, (NUM_HEADS, 128), (torch.float8_e4m3fn, torch.uint8), device, exact=True
     )
     _check_separate("key_out", key_out, "value_out", value_out)
-    search_step = 1 << (batch_size + 1).bit_length() - 1
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
@@ -793,7 +790,6 @@ def gather_codes_paged(
             block_table.stride(0),
             block_table.shape[1],
             batch_size,
-            search_step,
             num_slots,
             num_tokens,
             key_cache.stride(0),
@@ -1031,7 +1027,6 @@ def slot_mapping(
             num_out,
             given,
             num_requests,
-            1 << (num_requests + 1).bit_length() - 1,
         )
         with _on(device):
             compiled = _slot_mapping_kernel[grid](out, block_table, *optional, *numbers)
@@ -1244,16 +1239,6 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
-    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
-    first = tl.min(slot_number, axis=0)
-    first_slot = first % BLOCK_SIZE
-    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
-    whole = whole & (first_slot % TOKENS == 0)
-    first_block = first // BLOCK_SIZE
-    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1270,6 +1255,20 @@ def _append_kernel(
         other=0,
     )
     value_scale = tl.load(value_scale_ptr)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
@@ -1337,9 +1336,6 @@ def _append_key_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1350,6 +1346,13 @@ def _append_key_kernel(
         other=0,
     )
     key_scale = tl.load(key_scale_ptr)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
@@ -1391,16 +1394,6 @@ def _append_value_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
-    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
-    first = tl.min(slot_number, axis=0)
-    first_slot = first % BLOCK_SIZE
-    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
-    whole = whole & (first_slot % TOKENS == 0)
-    first_block = first // BLOCK_SIZE
-    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1411,6 +1404,20 @@ def _append_value_kernel(
         other=0,
     )
     value_scale = tl.load(value_scale_ptr)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
@@ -1479,18 +1486,6 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token, mask=in_range, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
-    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
-    first = tl.min(slot_number, axis=0)
-    first_slot = first % BLOCK_SIZE
-    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
-    whole = whole & (first_slot % TOKENS == 0)
-    first_block = first // BLOCK_SIZE
-    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1507,6 +1502,22 @@ def _append_positions_kernel(
         other=0,
     )
     value_scale = tl.load(value_scale_ptr)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    known = (request >= 0) & (request < num_rows)
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
@@ -1654,9 +1665,7 @@ def _gather_kernel(
     )
 
 
-@triton.jit(
-    do_not_specialize=["block_table_stride", "num_columns", "num_requests", "search_step", "num_slots", "num_tokens"]
-)
+@triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_requests", "num_slots", "num_tokens"])
 def _gather_paged_kernel(
     key_out_ptr,
     value_out_ptr,
@@ -1671,7 +1680,6 @@ def _gather_paged_kernel(
     block_table_stride,
     num_columns,
     num_requests,
-    search_step,
     num_slots,
     num_tokens,
     key_cache_stride_block,
@@ -1695,7 +1703,7 @@ def _gather_paged_kernel(
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, search_step)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1864,9 +1872,7 @@ def _gather_codes_kernel(
     )
 
 
-@triton.jit(
-    do_not_specialize=["block_table_stride", "num_columns", "num_requests", "search_step", "num_slots", "num_tokens"]
-)
+@triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_requests", "num_slots", "num_tokens"])
 def _gather_codes_paged_kernel(
     key_out_ptr,
     value_out_ptr,
@@ -1879,7 +1885,6 @@ def _gather_codes_paged_kernel(
     block_table_stride,
     num_columns,
     num_requests,
-    search_step,
     num_slots,
     num_tokens,
     key_cache_stride_block,
@@ -1902,7 +1907,7 @@ def _gather_codes_paged_kernel(
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, search_step)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -2247,32 +2252,27 @@ def _slot_of(request, position, known, block_table_ptr, block_table_stride, num_
 
 
 @triton.jit
-def _request_of(token, starts_ptr, num_requests, search_step):
-    """The last request r with starts[r] <= token: -1 before the first, num_requests past the last.
+def _request_of(token, starts_ptr, num_requests, WAYS: tl.constexpr):
+    """The last request r with starts[r] <= token [n]: -1 before the first, num_requests past the last.
 
-    Counts the entries of starts [num_requests + 1] that are not past the token, from the highest bit of the count down;
-    search_step is the largest power of two that is not past num_requests + 1.
+    Counts the entries of starts [num_requests + 1] that are not past a token. A step looks at the last entries of WAYS
+    runs, and the next one into the run that the token lies in: with many ways few loads wait for each other.
     """
+    step = 1
+    while step <= (num_requests + 1) // WAYS:
+        step = step * WAYS
     count = token * 0
-    step = search_step
     while step > 0:
-        inside = count + step <= num_requests + 1
-        start = tl.load(starts_ptr + count + step - 1, mask=inside, other=0)
-        count = tl.where(inside & (start <= token), count + step, count)
-        step = step // 2
+        last = count[:, None] + (tl.arange(0, WAYS) + 1)[None, :] * step - 1
+        inside = last <= num_requests
+        start = tl.load(starts_ptr + last, mask=inside, other=0)
+        count += step * tl.sum((inside & (start <= token[:, None])).to(tl.int32), axis=1)
+        step = step // WAYS
     return count - 1
 
 
 @triton.jit(
-    do_not_specialize=[
-        "block_table_stride",
-        "num_columns",
-        "num_rows",
-        "num_out",
-        "num_tokens",
-        "num_requests",
-        "search_step",
-    ]
+    do_not_specialize=["block_table_stride", "num_columns", "num_rows", "num_out", "num_tokens", "num_requests"]
 )
 def _slot_mapping_kernel(
     out_ptr,
@@ -2287,7 +2287,6 @@ def _slot_mapping_kernel(
     num_out,
     num_tokens,
     num_requests,
-    search_step,
 ):
     """One program writes 128 slot numbers."""
     TOKENS: tl.constexpr = 128
@@ -2295,7 +2294,7 @@ def _slot_mapping_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     known = token < num_tokens
     if query_start_loc_ptr is not None:
-        request = _request_of(token, query_start_loc_ptr, num_requests, search_step)
+        request = _request_of(token, query_start_loc_ptr, num_requests, WAYS=8)
         known = known & (request < num_requests)
     elif request_ids_ptr is not None:
         request = tl.load(request_ids_ptr + token, mask=known, other=-1).to(tl.int64)

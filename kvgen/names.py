@@ -37,7 +37,7 @@ lift look_up lowest mask math metadata moved name ndim nearest new nope_dim nope
 num_out_columns num_pages num_rows num_runs num_slots number numbers offset offsets ops optional others out_row
 out_stride_column out_stride_head out_stride_row out_stride_token outer page pairs_stride_pair pairs_stride_side part
 plain plan plane present program programs ratio re reach req_to_page_stride_column req_to_page_stride_row
-requests_stride rope_side run run_number run_slot same scale schema search_step second self shape shapes size
+requests_stride rope_side run run_number run_slot same scale schema second self shape shapes size
 slot_number source start starter starts step steps stored stride stride_unit strides struct sure t target tensor
 tensors tile tile_row tl tokens torch triton types unit valid whole width words written zero
 """

@@ -73,6 +73,7 @@ class Schedule:
     few_tokens: int = 1
     few: int = FEW_TOKENS
     some: int = SOME_TOKENS
+    together: bool = False  # a barrier keeps all loads of a program before what waits for one of them
     query_heads: int = 0  # of a program that works on the query
     query_tile: Tile | None = None
 
@@ -126,8 +127,20 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
         warps = wish.few.num_warps or num_warps
         found = Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
-    found = _holding(layout, plan, found)
+    found = replace(_holding(layout, plan, found), together=_together(layout, plan, tokens))
     return found if plan.query is None else _with_query(layout, plan, wish, found)
+
+
+def _together(layout: Layout, plan: Plan, tokens: int) -> bool:
+    """Whether the loads of an append are kept together: of tiles that become codes under given scales.
+
+    Left to itself ptxas fits kernels into few registers, and has some loads wait until what others brought is used up.
+    A barrier and a branch behind it cost some 20 ns.
+    """
+    if plan.kind != "append" or plan.staged or layout.slots.selective:
+        return False
+    scales = [stream.scale for stream in map(layout.stream, plan.streams) if stream.encoding]
+    return tokens > 1 and any(scale is not None and not scale.dynamic for scale in scales)
 
 
 def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) -> Schedule:

@@ -137,7 +137,6 @@ def placement_args(layout: Layout, plan: Plan) -> list[Arg]:
         Arg("cu_seq_lens_ptr", "*i32", "cu_seq_lens", "pointer"),
         Arg("starts_ptr", "*i32", "starts", "optional"),
         Arg("num_requests", "i32", "batch_size", "count"),
-        Arg("search_step", "i32", "search_step", "count"),
         *rank,
         *mapped,
     ]

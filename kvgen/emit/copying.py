@@ -66,9 +66,14 @@ class Copying(Staging):
         """Whether a token's rows are read before its slot is known: a decode waits for memory once then, not twice."""
         return self.plan.kind == "append" and not self.layout.slots.selective
 
+    @property
+    def _masked(self) -> bool:
+        """Whether nothing is written for a skipped token by masks; else its program, which has no other, has ended."""
+        return self.tiled or (self._ahead and not self.sched.together)
+
     def _kept(self, token: str) -> list[str]:
         """The condition on what lies at a token's slot; none where skipped tokens have left before."""
-        return [f"valid{token}"] if self.tiled or self._ahead else []
+        return [f"valid{token}"] if self._masked else []
 
     def _read(self, token: str) -> list[str]:
         """The condition on a token's own rows."""

@@ -129,7 +129,7 @@ class Builder(Copying):
     def _valid(self) -> str:
         """The condition on a slot number: all of it, or what comes before the remap table."""
         slots = self.layout.slots
-        terms = ["in_range"] if self.tiled else ["True"] if self._ahead else []
+        terms = ["in_range"] if self.tiled else ["True"] if self._masked else []
         terms += ["known"] if self._bounded else []
         terms.append("(slot_number >= 0)")
         terms += ["(slot_number != SKIP)"] if slots.skip is not None else []
@@ -149,8 +149,12 @@ class Builder(Copying):
             "append": plan.kind == "append",
             "gather": plan.kind == "gather",
             "ahead": self._ahead,
-            "scalar_mask": self._ahead and not self.tiled,
-            "early_return": plan.kind == "append" and not self.tiled and not self._ahead,
+            "together": self.sched.together,
+            "slot_first": not self.sched.together,
+            "scalar_mask": self._masked and not self.tiled,
+            "early_return": plan.kind == "append" and not self._masked,
+            "known_return": self.sched.together and not self.tiled,
+            "unread": plan.kind == "append" and not self._masked and not self._ahead,
             "by_slots": plan.placement == "slots",
             "by_positions": plan.placement == "positions",
             "by_requests": plan.placement == "requests",

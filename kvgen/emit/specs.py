@@ -159,7 +159,7 @@ def _addressing(layout: Layout) -> Iterator[KernelSpec]:
     extra = {name: "i32" for name in slot_of_extra(layout).split(", ") if name}
     out = {"out_ptr": f"*i{layout.slots.dtype.removeprefix('int')}"}
     table = {"block_table_ptr": "*i32", "block_table_stride": "i64", "num_columns": "i32", "num_rows": "i32"}
-    counts = dict.fromkeys(("num_out", "num_tokens", "num_requests", "search_step"), "i32")
+    counts = dict.fromkeys(("num_out", "num_tokens", "num_requests"), "i32")
     pointers = ("positions_ptr", "context_lens_ptr", "query_start_loc_ptr", "request_ids_ptr")
     forms = {
         "": ("positions_ptr",),

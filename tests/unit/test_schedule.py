@@ -15,6 +15,7 @@ from kvgen.layout import FewHints, KernelHints, ScheduleHints
 from kvgen.lower import lower
 from kvgen.resolve import load, load_text
 from kvgen.schedule import Schedule, schedule
+from tests.generated import rendered
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,6 +67,24 @@ def test_warps_of_one_token_that_is_worked_on() -> None:
 def test_a_thread_has_what_one_access_takes() -> None:
     """Rows of 264 bytes are reached by 8 bytes at a time, those of 128 by 16."""
     assert [chosen(name).num_warps for name in ("packed_fp8_token_head", "nhd_fp8_token_head")] == [4, 2]
+
+
+def test_loads_are_kept_together_where_ptxas_would_part_them() -> None:
+    """Of tiles that become codes under given scales; of no others, nor of single tokens."""
+    names = (
+        "mla_assembled_fp8",
+        "mla_fp8",
+        "paged_x_vector_fp8",
+        "mla",
+        "mla_fp8_record",
+        "paged_x_vector",
+        "nhd_fp8_tensor",
+    )
+    assert [name for name in names if chosen(name).together] == ["mla_assembled_fp8", "mla_fp8", "paged_x_vector_fp8"]
+    text = rendered("mla_fp8")
+    kernel = text[text.index("def _append_kernel(") :].partition("@triton.jit")[0]
+    for earlier, later in (("rope = tl.load(", "tl.debug_barrier()"), ("tl.debug_barrier()", "valid = ")):
+        assert kernel.index(earlier) < kernel.index(later)
 
 
 def test_warps_of_gathers() -> None:
