@@ -1373,7 +1373,7 @@ def _gather_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 32)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1383,6 +1383,27 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
+        + value_dim_byte[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_cache_ptr
+        + block[:, None, None, None] * value_cache_stride_block
+        + slot[:, None, None, None] * value_cache_stride_slot
+        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
+        + value_dim_group[None, None, :, None]
+        + 32,
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1393,29 +1414,10 @@ def _gather_kernel(
     )
 
     # value from value_cache, rotated, turbo2 with a scale per token and head and 16 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_byte[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_2(value)
     value = tl.reshape(value, (TOKENS, 8, 8, 16))
     value = _turbo2_values(value)
-    scale = tl.load(
-        value_cache_ptr
-        + block[:, None, None, None] * value_cache_stride_block
-        + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_group[None, None, :, None]
-        + 32,
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _fp8_e4m3_values(scale, NATIVE)
+    scale = _fp8_e4m3_values(value_scale, NATIVE)
     value = value * scale
     value = tl.where(valid[:, None, None, None], value, 0.0)  # code 0 of a skipped token is below 0
     if not ROTATED:
@@ -1489,7 +1491,7 @@ def _gather_paged_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_byte = tl.arange(0, 32)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1499,6 +1501,27 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
+    value = tl.load(
+        value_cache_ptr
+        + block[:, None, None] * value_cache_stride_block
+        + slot[:, None, None] * value_cache_stride_slot
+        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
+        + value_dim_byte[None, None, :],
+        mask=valid[:, None, None],
+        other=0,
+    )
+    value_scale = tl.load(
+        value_cache_ptr
+        + block[:, None, None, None] * value_cache_stride_block
+        + slot[:, None, None, None] * value_cache_stride_slot
+        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
+        + value_dim_group[None, None, :, None]
+        + 32,
+        mask=valid[:, None, None, None],
+        other=0,
+    )
+
+    # key from key_cache
     tl.store(
         key_out_ptr
         + token[:, None, None] * key_out_stride_token
@@ -1509,29 +1532,10 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, rotated, turbo2 with a scale per token and head and 16 dims
-    value = tl.load(
-        value_cache_ptr
-        + block[:, None, None] * value_cache_stride_block
-        + slot[:, None, None] * value_cache_stride_slot
-        + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_byte[None, None, :],
-        mask=valid[:, None, None],
-        other=0,
-    )
     value = _unpack_2(value)
     value = tl.reshape(value, (TOKENS, 8, 8, 16))
     value = _turbo2_values(value)
-    scale = tl.load(
-        value_cache_ptr
-        + block[:, None, None, None] * value_cache_stride_block
-        + slot[:, None, None, None] * value_cache_stride_slot
-        + head[None, :, None, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_group[None, None, :, None]
-        + 32,
-        mask=valid[:, None, None, None],
-        other=0,
-    )
-    scale = _fp8_e4m3_values(scale, NATIVE)
+    scale = _fp8_e4m3_values(value_scale, NATIVE)
     value = value * scale
     value = tl.where(valid[:, None, None, None], value, 0.0)  # code 0 of a skipped token is below 0
     if not ROTATED:
@@ -2132,14 +2136,16 @@ _LANES_FIRST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) <
 def _runs(dims: tl.constexpr, run: tl.constexpr):
     """Indices of dims in runs that lie in one thread each: [runs, run / 8, 8], and from Triton 3.7 on [run / 8, runs, 8].
 
-    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last.
+    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last. A run of
+    less than 8 is one access.
     """
-    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // 8) * 8
+    size: tl.constexpr = min(run, 8)
+    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // size) * size
     if _LANES_FIRST:
         index = first[:, None] + part[None, :]
     else:
         index = part[:, None] + first[None, :]
-    return index[:, :, None] + tl.arange(0, 8)[None, None, :]
+    return index[:, :, None] + tl.arange(0, size)[None, None, :]
 
 
 @triton.jit

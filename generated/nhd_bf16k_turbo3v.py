@@ -1379,7 +1379,7 @@ def _gather_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_word = tl.arange(0, 16)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1389,16 +1389,6 @@ def _gather_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from value_cache, rotated, turbo3 with a scale per token and head and 16 dims
     value_ptrs = (
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -1410,10 +1400,7 @@ def _gather_kernel(
     bits |= tl.load(value_ptrs + 1, mask=valid[:, None, None], other=0).to(tl.uint32) << 8
     bits |= tl.load(value_ptrs + 2, mask=valid[:, None, None], other=0).to(tl.uint32) << 16
     value = bits.to(tl.uint32, bitcast=True)
-    value = _unpack_3(value)
-    value = tl.reshape(value, (TOKENS, 8, 8, 16))
-    value = _turbo3_values(value)
-    scale = tl.load(
+    value_scale = tl.load(
         value_cache_ptr
         + block[:, None, None, None] * value_cache_stride_block
         + slot[:, None, None, None] * value_cache_stride_slot
@@ -1423,7 +1410,22 @@ def _gather_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, NATIVE)
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache, rotated, turbo3 with a scale per token and head and 16 dims
+    value = _unpack_3(value)
+    value = tl.reshape(value, (TOKENS, 8, 8, 16))
+    value = _turbo3_values(value)
+    scale = _fp8_e4m3_values(value_scale, NATIVE)
     value = value * scale
     value = tl.where(valid[:, None, None, None], value, 0.0)  # code 0 of a skipped token is below 0
     if not ROTATED:
@@ -1497,7 +1499,7 @@ def _gather_paged_kernel(
     value_dim = value_dim_group[:, None] * 16 + value_dim_lane[None, :]
     value_dim_word = tl.arange(0, 16)
 
-    # key from key_cache
+    # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
@@ -1507,16 +1509,6 @@ def _gather_paged_kernel(
         mask=valid[:, None, None],
         other=0,
     )
-    tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + key_dim[None, None, :],
-        key,
-        mask=written[:, None, None],
-    )
-
-    # value from value_cache, rotated, turbo3 with a scale per token and head and 16 dims
     value_ptrs = (
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -1528,10 +1520,7 @@ def _gather_paged_kernel(
     bits |= tl.load(value_ptrs + 1, mask=valid[:, None, None], other=0).to(tl.uint32) << 8
     bits |= tl.load(value_ptrs + 2, mask=valid[:, None, None], other=0).to(tl.uint32) << 16
     value = bits.to(tl.uint32, bitcast=True)
-    value = _unpack_3(value)
-    value = tl.reshape(value, (TOKENS, 8, 8, 16))
-    value = _turbo3_values(value)
-    scale = tl.load(
+    value_scale = tl.load(
         value_cache_ptr
         + block[:, None, None, None] * value_cache_stride_block
         + slot[:, None, None, None] * value_cache_stride_slot
@@ -1541,7 +1530,22 @@ def _gather_paged_kernel(
         mask=valid[:, None, None, None],
         other=0,
     )
-    scale = _fp8_e4m3_values(scale, NATIVE)
+
+    # key from key_cache
+    tl.store(
+        key_out_ptr
+        + token[:, None, None] * key_out_stride_token
+        + head[None, :, None] * key_out_stride_head
+        + key_dim[None, None, :],
+        key,
+        mask=written[:, None, None],
+    )
+
+    # value from value_cache, rotated, turbo3 with a scale per token and head and 16 dims
+    value = _unpack_3(value)
+    value = tl.reshape(value, (TOKENS, 8, 8, 16))
+    value = _turbo3_values(value)
+    scale = _fp8_e4m3_values(value_scale, NATIVE)
     value = value * scale
     value = tl.where(valid[:, None, None, None], value, 0.0)  # code 0 of a skipped token is below 0
     if not ROTATED:
@@ -2142,14 +2146,16 @@ _LANES_FIRST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) <
 def _runs(dims: tl.constexpr, run: tl.constexpr):
     """Indices of dims in runs that lie in one thread each: [runs, run / 8, 8], and from Triton 3.7 on [run / 8, runs, 8].
 
-    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last.
+    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last. A run of
+    less than 8 is one access.
     """
-    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // 8) * 8
+    size: tl.constexpr = min(run, 8)
+    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // size) * size
     if _LANES_FIRST:
         index = first[:, None] + part[None, :]
     else:
         index = part[:, None] + first[None, :]
-    return index[:, :, None] + tl.arange(0, 8)[None, None, :]
+    return index[:, :, None] + tl.arange(0, size)[None, None, :]
 
 
 @triton.jit

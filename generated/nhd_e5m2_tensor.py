@@ -2210,7 +2210,7 @@ def _rounded_inverse(divisor, native: tl.constexpr):
 def _inverse(divisor, native: tl.constexpr = False):
     """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
-    What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
+    What is left is rounded up once more: with it x / divisor comes out right where either has 11 bits or less.
     """
     near = _rounded_inverse(divisor, native)
     below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
@@ -2244,8 +2244,8 @@ def _quotient(x, scale, source: tl.constexpr):
 
 @triton.jit
 def _near_quotient(x, scale, source: tl.constexpr):
-    """The same of scales from 2**-120 to 2**100, or 0, or no number."""
-    if _EXACT_FMA and source != tl.float32:
+    """The same of scales from 2**-120 to 2**100, or 0, or no number, where these or values have 11 bits or less."""
+    if _EXACT_FMA:
         inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
         quotient = tl.fma(x, inverse, x * rest)
     else:

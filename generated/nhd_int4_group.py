@@ -253,6 +253,7 @@ def gather(key_cache, value_cache, key_params, value_params, slots, *, dtype=Non
             value_params.stride(1),
             value_params.stride(2),
             value_params.stride(3),
+            key_params.stride(3) == 2,
             zero_skipped,
         )
         with _on(device):
@@ -265,7 +266,7 @@ def gather(key_cache, value_cache, key_params, value_params, slots, *, dtype=Non
                 value_params,
                 slots,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
@@ -376,6 +377,7 @@ def gather_paged(
             value_params.stride(1),
             value_params.stride(2),
             value_params.stride(3),
+            key_params.stride(3) == 2,
             zero_skipped,
         )
         with _on(device):
@@ -391,7 +393,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
@@ -1167,13 +1169,9 @@ def _append_value_kernel(
 
     # value to value_cache, int4_asymmetric with a scale per token and head and 32 dims
     value = value.to(tl.float32)
-    lowest, highest = (
-        tl.min(_finite(value, 3.4028234663852886e38), axis=2, keep_dims=True),
-        tl.max(_finite(value, -3.4028234663852886e38), axis=2, keep_dims=True),
-    )
-    lowest, highest = (
-        tl.where((lowest > highest) | (lowest == 0.0), 0.0, lowest),
-        tl.where((lowest > highest) | (highest == 0.0), 0.0, highest),
+    lowest, highest = _extremes(
+        tl.min(_numbers(value, 3.4028234663852886e38), axis=2, keep_dims=True),
+        tl.max(_numbers(value, -3.4028234663852886e38), axis=2, keep_dims=True),
     )
     amax = highest - lowest
     scale = _ratio(amax, tl.full((), 15.0, tl.float32))
@@ -1201,7 +1199,7 @@ def _append_value_kernel(
     )
 
     value = value - _to_float32(stored)
-    value = _number(_near_quotient(value, scale, tl.float32))
+    value = _held_number(_near_quotient(value, scale, tl.float32))
     value = _uint4_codes_even(value, 0, 15)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
@@ -1244,6 +1242,7 @@ def _gather_kernel(
     value_params_stride_slot,
     value_params_stride_head,
     value_params_stride_dim_div32,
+    KEY_PARAMS_DENSE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value of one token, all heads."""
@@ -1263,6 +1262,11 @@ def _gather_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_dim = tl.arange(0, KEY_DIM).to(tl.int64)
+    key_params_pair = (
+        tl.arange(0, 256)
+        if KEY_PARAMS_DENSE
+        else tl.arange(0, 256).to(tl.int64) // 2 * key_params_stride_dim + tl.arange(0, 256) % 2
+    )
     key_dim_byte = tl.arange(0, 64).to(tl.int64)
     value_dim_group = tl.arange(0, 4).to(tl.int64)
     value_dim_lane = tl.arange(0, 32)
@@ -1284,20 +1288,11 @@ def _gather_kernel(
         + block[:, None, None] * key_params_stride_block
         + (slot // 32)[:, None, None] * key_params_stride_slot_div32
         + head[None, :, None] * key_params_stride_head
-        + key_dim[None, None, :] * key_params_stride_dim,
+        + key_params_pair[None, None, :],
         mask=valid[:, None, None],
         other=0,
     )
-    key_zero = tl.load(
-        key_params_ptr
-        + block[:, None, None] * key_params_stride_block
-        + (slot // 32)[:, None, None] * key_params_stride_slot_div32
-        + head[None, :, None] * key_params_stride_head
-        + key_dim[None, None, :] * key_params_stride_dim
-        + 1,
-        mask=valid[:, None, None],
-        other=0,
-    )
+    key_scale, key_zero = tl.split(tl.reshape(key_scale, (TOKENS, 8, 128, 2)))
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -1395,6 +1390,7 @@ def _gather_paged_kernel(
     value_params_stride_slot,
     value_params_stride_head,
     value_params_stride_dim_div32,
+    KEY_PARAMS_DENSE: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
     """One program reads key and value of one token, all heads."""
@@ -1420,6 +1416,11 @@ def _gather_paged_kernel(
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_dim = tl.arange(0, KEY_DIM).to(tl.int64)
+    key_params_pair = (
+        tl.arange(0, 256)
+        if KEY_PARAMS_DENSE
+        else tl.arange(0, 256).to(tl.int64) // 2 * key_params_stride_dim + tl.arange(0, 256) % 2
+    )
     key_dim_byte = tl.arange(0, 64).to(tl.int64)
     value_dim_group = tl.arange(0, 4).to(tl.int64)
     value_dim_lane = tl.arange(0, 32)
@@ -1441,20 +1442,11 @@ def _gather_paged_kernel(
         + block[:, None, None] * key_params_stride_block
         + (slot // 32)[:, None, None] * key_params_stride_slot_div32
         + head[None, :, None] * key_params_stride_head
-        + key_dim[None, None, :] * key_params_stride_dim,
+        + key_params_pair[None, None, :],
         mask=valid[:, None, None],
         other=0,
     )
-    key_zero = tl.load(
-        key_params_ptr
-        + block[:, None, None] * key_params_stride_block
-        + (slot // 32)[:, None, None] * key_params_stride_slot_div32
-        + head[None, :, None] * key_params_stride_head
-        + key_dim[None, None, :] * key_params_stride_dim
-        + 1,
-        mask=valid[:, None, None],
-        other=0,
-    )
+    key_scale, key_zero = tl.split(tl.reshape(key_scale, (TOKENS, 8, 128, 2)))
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
@@ -2420,14 +2412,16 @@ _LANES_FIRST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) <
 def _runs(dims: tl.constexpr, run: tl.constexpr):
     """Indices of dims in runs that lie in one thread each: [runs, run / 8, 8], and from Triton 3.7 on [run / 8, runs, 8].
 
-    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last.
+    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last. A run of
+    less than 8 is one access.
     """
-    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // 8) * 8
+    size: tl.constexpr = min(run, 8)
+    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // size) * size
     if _LANES_FIRST:
         index = first[:, None] + part[None, :]
     else:
         index = part[:, None] + first[None, :]
-    return index[:, :, None] + tl.arange(0, 8)[None, None, :]
+    return index[:, :, None] + tl.arange(0, size)[None, None, :]
 
 
 @triton.jit
@@ -2494,7 +2488,7 @@ def _rounded_inverse(divisor, native: tl.constexpr):
 def _inverse(divisor, native: tl.constexpr = False):
     """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
-    What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
+    What is left is rounded up once more: with it x / divisor comes out right where either has 11 bits or less.
     """
     near = _rounded_inverse(divisor, native)
     below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
@@ -2528,8 +2522,8 @@ def _quotient(x, scale, source: tl.constexpr):
 
 @triton.jit
 def _near_quotient(x, scale, source: tl.constexpr):
-    """The same of scales from 2**-120 to 2**100, or 0, or no number."""
-    if _EXACT_FMA and source != tl.float32:
+    """The same of scales from 2**-120 to 2**100, or 0, or no number, where these or values have 11 bits or less."""
+    if _EXACT_FMA:
         inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
         quotient = tl.fma(x, inverse, x * rest)
     else:
@@ -2554,16 +2548,34 @@ def _to_scale_float16(scale):
 
 
 @triton.jit
-def _finite(x, instead: tl.constexpr):
-    """What an extreme is taken of: instead for NaN, an infinity as the largest float32."""
-    bounded = tl.minimum(tl.maximum(x, -3.4028234663852886e38), 3.4028234663852886e38)
-    return tl.where(x != x, instead, bounded)
+def _numbers(x, instead: tl.constexpr):
+    """What an extreme is taken of; instead of NaN in the interpreter, whose minimum of it is NaN."""
+    if _EXACT_FMA:
+        numbers = x
+    else:
+        numbers = tl.where(x != x, instead, x)
+    return numbers
+
+
+@triton.jit
+def _extremes(lowest, highest):
+    """Those of a group: infinities as the largest float32, 0 where there are no numbers, and no zero with a sign."""
+    nothing = (lowest > highest) | (lowest != lowest)
+    lowest = tl.minimum(tl.maximum(lowest, -3.4028234663852886e38), 3.4028234663852886e38)
+    highest = tl.minimum(tl.maximum(highest, -3.4028234663852886e38), 3.4028234663852886e38)
+    return tl.where(nothing | (lowest == 0.0), 0.0, lowest), tl.where(nothing | (highest == 0.0), 0.0, highest)
 
 
 @triton.jit
 def _number(x):
     """x, or 0 where it is no number."""
     return tl.where(x != x, 0.0, x)
+
+
+@triton.jit
+def _held_number(x):
+    """The same of what is held to 0 or more next: a maximum drops what is no number, but for the interpreter's."""
+    return x if _EXACT_FMA else _number(x)
 
 
 @triton.jit

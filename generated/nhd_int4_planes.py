@@ -3171,14 +3171,16 @@ _LANES_FIRST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) <
 def _runs(dims: tl.constexpr, run: tl.constexpr):
     """Indices of dims in runs that lie in one thread each: [runs, run / 8, 8], and from Triton 3.7 on [run / 8, runs, 8].
 
-    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last.
+    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last. A run of
+    less than 8 is one access.
     """
-    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // 8) * 8
+    size: tl.constexpr = min(run, 8)
+    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // size) * size
     if _LANES_FIRST:
         index = first[:, None] + part[None, :]
     else:
         index = part[:, None] + first[None, :]
-    return index[:, :, None] + tl.arange(0, 8)[None, None, :]
+    return index[:, :, None] + tl.arange(0, size)[None, None, :]
 
 
 @triton.jit
@@ -3261,7 +3263,7 @@ def _rounded_inverse(divisor, native: tl.constexpr):
 def _inverse(divisor, native: tl.constexpr = False):
     """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
-    What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
+    What is left is rounded up once more: with it x / divisor comes out right where either has 11 bits or less.
     """
     near = _rounded_inverse(divisor, native)
     below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
@@ -3295,8 +3297,8 @@ def _quotient(x, scale, source: tl.constexpr):
 
 @triton.jit
 def _near_quotient(x, scale, source: tl.constexpr):
-    """The same of scales from 2**-120 to 2**100, or 0, or no number."""
-    if _EXACT_FMA and source != tl.float32:
+    """The same of scales from 2**-120 to 2**100, or 0, or no number, where these or values have 11 bits or less."""
+    if _EXACT_FMA:
         inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
         quotient = tl.fma(x, inverse, x * rest)
     else:

@@ -2749,14 +2749,16 @@ _LANES_FIRST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) <
 def _runs(dims: tl.constexpr, run: tl.constexpr):
     """Indices of dims in runs that lie in one thread each: [runs, run / 8, 8], and from Triton 3.7 on [run / 8, runs, 8].
 
-    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last.
+    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last. A run of
+    less than 8 is one access.
     """
-    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // 8) * 8
+    size: tl.constexpr = min(run, 8)
+    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // size) * size
     if _LANES_FIRST:
         index = first[:, None] + part[None, :]
     else:
         index = part[:, None] + first[None, :]
-    return index[:, :, None] + tl.arange(0, 8)[None, None, :]
+    return index[:, :, None] + tl.arange(0, size)[None, None, :]
 
 
 @triton.jit

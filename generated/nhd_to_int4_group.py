@@ -171,7 +171,7 @@ def transfer_blocks(
         _check_whole("programs", programs, 1)
     tokens = 32
     stages = 1
-    items = triton.cdiv(num_tokens, 32) * triton.cdiv(heads, 2)
+    items = triton.cdiv(num_tokens, 32) * heads
     if items > 0:
         grid = (min(items, programs or items),)
         numbers = (
@@ -200,6 +200,8 @@ def transfer_blocks(
             dst_value_params.stride(1),
             dst_value_params.stride(2),
             dst_value_params.stride(3),
+            2,
+            32,
             tokens,
             stages,
             heads,
@@ -215,7 +217,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=16,
+                num_warps=2,
                 enable_fp_fusion=False,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
@@ -283,13 +285,15 @@ def _transfer_blocks_kernel(
     dst_value_params_stride_slot,
     dst_value_params_stride_head,
     dst_value_params_stride_dim_div32,
+    KEY_DIM_RUN: tl.constexpr,
+    VALUE_DIM_RUN: tl.constexpr,
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     HEADS: tl.constexpr,
 ):
     """Programs stride over the tiles of key and value."""
     num_items = (num_tokens + TOKENS - 1) // TOKENS
-    num_items = num_items * ((HEADS + 2 - 1) // 2)
+    num_items = num_items * (HEADS)
     first_item = tl.program_id(0).to(tl.int64)
     if STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
@@ -328,6 +332,8 @@ def _transfer_blocks_kernel(
                 dst_value_params_stride_slot,
                 dst_value_params_stride_head,
                 dst_value_params_stride_dim_div32,
+                KEY_DIM_RUN,
+                VALUE_DIM_RUN,
                 TOKENS,
                 HEADS,
             )
@@ -369,6 +375,8 @@ def _transfer_blocks_kernel(
                 dst_value_params_stride_slot,
                 dst_value_params_stride_head,
                 dst_value_params_stride_dim_div32,
+                KEY_DIM_RUN,
+                VALUE_DIM_RUN,
                 TOKENS,
                 HEADS,
             )
@@ -411,70 +419,68 @@ def _transfer_blocks_tile(
     dst_value_params_stride_slot,
     dst_value_params_stride_head,
     dst_value_params_stride_dim_div32,
+    KEY_DIM_RUN: tl.constexpr,
+    VALUE_DIM_RUN: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Move key and value of a tile: TOKENS tokens, 2 heads."""
+    """Move key and value of a tile: TOKENS tokens, one head."""
     SRC_BLOCK_SIZE: tl.constexpr = 16
-    KEY_HEAD_DIM: tl.constexpr = 128
     DST_BLOCK_SIZE: tl.constexpr = 64
 
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
     tile = tl.cast(item, tl.int64)
-    head_tiles = (HEADS + 2 - 1) // 2
-    first_head = tile % head_tiles * 2
+    head_tiles = HEADS
+    first_head = tile % head_tiles
     tile = tile // head_tiles
-    head = first_head + tl.arange(0, 2).to(tl.int64)
-    key_dim = tl.arange(0, KEY_HEAD_DIM).to(tl.int64)
+    head = first_head
+    key_dim_group = tl.arange(0, 64).to(tl.int64)
+    key_dim_run = _runs(128, KEY_DIM_RUN)
     value_dim_group = tl.arange(0, 4).to(tl.int64)
-    value_dim_lane = tl.arange(0, 32)
-    value_dim = value_dim_group[:, None] * 32 + value_dim_lane[None, :]
+    value_dim_run = _runs(128, VALUE_DIM_RUN)
+    key_dim_lane = tl.arange(0, 2)
+    key_dim = key_dim_group[:, None] * 2 + key_dim_lane[None, :]
     dst_key_dim_byte = tl.arange(0, 64).to(tl.int64)
     dst_value_dim_byte = tl.arange(0, 64).to(tl.int64)
     src_heads = src_head + head
     dst_heads = dst_head + head
     first = tile * TOKENS
-    token = first + tl.arange(0, TOKENS)
-    in_range = token < num_tokens
-    src_block = tl.load(src_blocks_ptr + token // SRC_BLOCK_SIZE, mask=in_range, other=-1).to(tl.int64)
-    src_slot = token % SRC_BLOCK_SIZE
+    # A tile has whole blocks: what is found for each is found once.
+    src_run = first // SRC_BLOCK_SIZE + tl.arange(0, TOKENS // SRC_BLOCK_SIZE)
+    src_block = tl.load(src_blocks_ptr + src_run, mask=src_run * SRC_BLOCK_SIZE < num_tokens, other=-1).to(tl.int64)
+    src_count = tl.where((src_block >= 0) & (src_block < src_num_blocks), TOKENS, 0)
+    src_count = tl.reshape(tl.broadcast_to(src_count[:, None], (TOKENS // SRC_BLOCK_SIZE, SRC_BLOCK_SIZE)), (TOKENS,))
+    src_block = tl.reshape(tl.broadcast_to(src_block[:, None], (TOKENS // SRC_BLOCK_SIZE, SRC_BLOCK_SIZE)), (TOKENS,))
+    src_slot = tl.arange(0, SRC_BLOCK_SIZE)[None, :]
+    src_slot = tl.reshape(tl.broadcast_to(src_slot, (TOKENS // SRC_BLOCK_SIZE, SRC_BLOCK_SIZE)), (TOKENS,))
     dst_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
     dst_slot = tl.multiple_of(first % DST_BLOCK_SIZE, TOKENS) + tl.arange(0, TOKENS)
     dst_group_block = tl.load(dst_blocks_ptr + first // DST_BLOCK_SIZE).to(tl.int64)
     dst_group_slot = first % DST_BLOCK_SIZE
     # A pair of which either side is not there is skipped.
     present = (dst_block >= 0) & (dst_block < dst_num_blocks)
-    valid = (token < tl.where(present, num_tokens, 0)) & (src_block >= 0) & (src_block < src_num_blocks)
+    valid = tl.arange(0, TOKENS) < tl.minimum(
+        tl.where(present, tl.minimum(num_tokens - first, TOKENS).to(tl.int32), 0), src_count
+    )
     moved = tl.max(valid.to(tl.int32), axis=0, keep_dims=True) == 1  # whether any token of the tile is
 
     # key from src_key_cache to dst_key_cache
     key = tl.load(
         src_key_cache_ptr
-        + src_block[:, None, None] * src_key_cache_stride_block
-        + src_slot[:, None, None] * src_key_cache_stride_slot
-        + src_heads[None, :, None] * src_key_cache_stride_head
-        + key_dim[None, None, :],
-        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-        other=0,
+        + src_block[None, :, None, None] * src_key_cache_stride_block
+        + src_slot[None, :, None, None] * src_key_cache_stride_slot
+        + src_heads * src_key_cache_stride_head
+        + key_dim_run[:, None, :, :],
+        mask=valid[None, :, None, None],
+        other=float("nan"),
         eviction_policy="evict_first",
     )
+    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (TOKENS, 64, 2))
     key = key.to(tl.float32)
-    lowest, highest = (
-        tl.min(
-            _within(key, 3.4028234663852886e38, valid[:, None, None] & (head < HEADS)[None, :, None]),
-            axis=0,
-            keep_dims=True,
-        ),
-        tl.max(
-            _within(key, -3.4028234663852886e38, valid[:, None, None] & (head < HEADS)[None, :, None]),
-            axis=0,
-            keep_dims=True,
-        ),
-    )
-    lowest, highest = (
-        tl.where((lowest > highest) | (lowest == 0.0), 0.0, lowest),
-        tl.where((lowest > highest) | (highest == 0.0), 0.0, highest),
+    lowest, highest = _extremes(
+        tl.min(_numbers(key, 3.4028234663852886e38), axis=0, keep_dims=True),
+        tl.max(_numbers(key, -3.4028234663852886e38), axis=0, keep_dims=True),
     )
     amax = highest - lowest
     scale = _ratio(amax, tl.full((), 15.0, tl.float32))
@@ -483,10 +489,10 @@ def _transfer_blocks_tile(
         dst_key_params_ptr
         + dst_group_block * dst_key_params_stride_block
         + (dst_group_slot // 32) * dst_key_params_stride_slot_div32
-        + dst_heads[None, :, None] * dst_key_params_stride_head
-        + key_dim[None, None, :] * dst_key_params_stride_dim,
+        + dst_heads * dst_key_params_stride_head
+        + key_dim[None, :, :] * dst_key_params_stride_dim,
         stored,
-        mask=moved[:, None, None] & (head < HEADS)[None, :, None],
+        mask=moved[:, None, None],
     )
     scale = _to_float32(stored)
     stored = _to_scale_float16(lowest)
@@ -494,47 +500,44 @@ def _transfer_blocks_tile(
         dst_key_params_ptr
         + dst_group_block * dst_key_params_stride_block
         + (dst_group_slot // 32) * dst_key_params_stride_slot_div32
-        + dst_heads[None, :, None] * dst_key_params_stride_head
-        + key_dim[None, None, :] * dst_key_params_stride_dim
+        + dst_heads * dst_key_params_stride_head
+        + key_dim[None, :, :] * dst_key_params_stride_dim
         + 1,
         stored,
-        mask=moved[:, None, None] & (head < HEADS)[None, :, None],
+        mask=moved[:, None, None],
     )
 
     key = key - _to_float32(stored)
-    key = _number(_near_quotient(key, scale, tl.float32))
+    key = _held_number(_near_quotient(key, scale, tl.float32))
     key = _uint4_codes_even(key, 0, 15)
-    key = _pack_4(tl.reshape(key, (TOKENS, 2, 64, 2)))
+    key = _pack_4(tl.reshape(key, (TOKENS, 64, 2)))
     tl.store(
         dst_key_cache_ptr
         + dst_block * dst_key_cache_stride_block
-        + dst_slot[:, None, None] * dst_key_cache_stride_slot
-        + dst_heads[None, :, None] * dst_key_cache_stride_head
-        + dst_key_dim_byte[None, None, :],
+        + dst_slot[:, None] * dst_key_cache_stride_slot
+        + dst_heads * dst_key_cache_stride_head
+        + dst_key_dim_byte[None, :],
         key,
-        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        mask=valid[:, None],
         eviction_policy="evict_first",
     )
 
     # value from src_value_cache to dst_value_cache
     value = tl.load(
         src_value_cache_ptr
-        + src_block[:, None, None, None] * src_value_cache_stride_block
-        + src_slot[:, None, None, None] * src_value_cache_stride_slot
-        + src_heads[None, :, None, None] * src_value_cache_stride_head
-        + value_dim[None, None, :, :],
-        mask=valid[:, None, None, None] & (head < HEADS)[None, :, None, None],
-        other=0,
+        + src_block[None, :, None, None] * src_value_cache_stride_block
+        + src_slot[None, :, None, None] * src_value_cache_stride_slot
+        + src_heads * src_value_cache_stride_head
+        + value_dim_run[:, None, :, :],
+        mask=valid[None, :, None, None],
+        other=float("nan"),
         eviction_policy="evict_first",
     )
+    value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (TOKENS, 4, 32))
     value = value.to(tl.float32)
-    lowest, highest = (
-        tl.min(_within(value, 3.4028234663852886e38, (head < HEADS)[None, :, None, None]), axis=3, keep_dims=True),
-        tl.max(_within(value, -3.4028234663852886e38, (head < HEADS)[None, :, None, None]), axis=3, keep_dims=True),
-    )
-    lowest, highest = (
-        tl.where((lowest > highest) | (lowest == 0.0), 0.0, lowest),
-        tl.where((lowest > highest) | (highest == 0.0), 0.0, highest),
+    lowest, highest = _extremes(
+        tl.min(_numbers(value, 3.4028234663852886e38), axis=2, keep_dims=True),
+        tl.max(_numbers(value, -3.4028234663852886e38), axis=2, keep_dims=True),
     )
     amax = highest - lowest
     scale = _ratio(amax, tl.full((), 15.0, tl.float32))
@@ -542,42 +545,66 @@ def _transfer_blocks_tile(
     tl.store(
         dst_value_params_ptr
         + dst_block * dst_value_params_stride_block
-        + dst_slot[:, None, None, None] * dst_value_params_stride_slot
-        + dst_heads[None, :, None, None] * dst_value_params_stride_head
-        + value_dim_group[None, None, :, None] * dst_value_params_stride_dim_div32,
+        + dst_slot[:, None, None] * dst_value_params_stride_slot
+        + dst_heads * dst_value_params_stride_head
+        + value_dim_group[None, :, None] * dst_value_params_stride_dim_div32,
         stored,
-        mask=valid[:, None, None, None] & (head < HEADS)[None, :, None, None],
+        mask=valid[:, None, None],
     )
     scale = _to_float32(stored)
     stored = _to_scale_float16(lowest)
     tl.store(
         dst_value_params_ptr
         + dst_block * dst_value_params_stride_block
-        + dst_slot[:, None, None, None] * dst_value_params_stride_slot
-        + dst_heads[None, :, None, None] * dst_value_params_stride_head
-        + value_dim_group[None, None, :, None] * dst_value_params_stride_dim_div32
+        + dst_slot[:, None, None] * dst_value_params_stride_slot
+        + dst_heads * dst_value_params_stride_head
+        + value_dim_group[None, :, None] * dst_value_params_stride_dim_div32
         + 1,
         stored,
-        mask=valid[:, None, None, None] & (head < HEADS)[None, :, None, None],
+        mask=valid[:, None, None],
     )
 
     value = value - _to_float32(stored)
-    value = _number(_near_quotient(value, scale, tl.float32))
+    value = _held_number(_near_quotient(value, scale, tl.float32))
     value = _uint4_codes_even(value, 0, 15)
-    value = _pack_4(tl.reshape(value, (TOKENS, 2, 64, 2)))
+    value = _pack_4(tl.reshape(value, (TOKENS, 64, 2)))
     tl.store(
         dst_value_cache_ptr
         + dst_block * dst_value_cache_stride_block
-        + dst_slot[:, None, None] * dst_value_cache_stride_slot
-        + dst_heads[None, :, None] * dst_value_cache_stride_head
-        + dst_value_dim_byte[None, None, :],
+        + dst_slot[:, None] * dst_value_cache_stride_slot
+        + dst_heads * dst_value_cache_stride_head
+        + dst_value_dim_byte[None, :],
         value,
-        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        mask=valid[:, None],
         eviction_policy="evict_first",
     )
 
 
 _EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+_LANES_FIRST = tl.constexpr(tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7))
+
+
+@triton.jit
+def _runs(dims: tl.constexpr, run: tl.constexpr):
+    """Indices of dims in runs that lie in one thread each: [runs, run / 8, 8], and from Triton 3.7 on [run / 8, runs, 8].
+
+    Of axes that are as good as each other, Triton lays lanes along the first, and from 3.7 on along the last. A run of
+    less than 8 is one access.
+    """
+    size: tl.constexpr = min(run, 8)
+    first, part = tl.arange(0, dims // run) * run, tl.arange(0, run // size) * size
+    if _LANES_FIRST:
+        index = first[:, None] + part[None, :]
+    else:
+        index = part[:, None] + first[None, :]
+    return index[:, :, None] + tl.arange(0, size)[None, None, :]
+
+
+@triton.jit
+def _by_rows(x, lanes_first: tl.constexpr, lanes_last: tl.constexpr):
+    """What was loaded in runs of dims, [..., runs, run / 8, 8]; the orders are those of its axes as _runs has them."""
+    return tl.permute(x, lanes_first if _LANES_FIRST else lanes_last)
 
 
 @triton.jit
@@ -613,7 +640,7 @@ def _rounded_inverse(divisor, native: tl.constexpr):
 def _inverse(divisor, native: tl.constexpr = False):
     """1 / divisor in two parts, the float32 below it and what is left, neither of which is 0; NaN where divisor is 0.
 
-    What is left is rounded up once more: with it x / divisor comes out right for all x of 11 bits or less.
+    What is left is rounded up once more: with it x / divisor comes out right where either has 11 bits or less.
     """
     near = _rounded_inverse(divisor, native)
     below = (near.to(tl.uint32, bitcast=True) - 1).to(tl.float32, bitcast=True)
@@ -647,8 +674,8 @@ def _quotient(x, scale, source: tl.constexpr):
 
 @triton.jit
 def _near_quotient(x, scale, source: tl.constexpr):
-    """The same of scales from 2**-120 to 2**100, or 0, or no number."""
-    if _EXACT_FMA and source != tl.float32:
+    """The same of scales from 2**-120 to 2**100, or 0, or no number, where these or values have 11 bits or less."""
+    if _EXACT_FMA:
         inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
         quotient = tl.fma(x, inverse, x * rest)
     else:
@@ -673,22 +700,34 @@ def _to_scale_float16(scale):
 
 
 @triton.jit
-def _finite(x, instead: tl.constexpr):
-    """What an extreme is taken of: instead for NaN, an infinity as the largest float32."""
-    bounded = tl.minimum(tl.maximum(x, -3.4028234663852886e38), 3.4028234663852886e38)
-    return tl.where(x != x, instead, bounded)
+def _numbers(x, instead: tl.constexpr):
+    """What an extreme is taken of; instead of NaN in the interpreter, whose minimum of it is NaN."""
+    if _EXACT_FMA:
+        numbers = x
+    else:
+        numbers = tl.where(x != x, instead, x)
+    return numbers
 
 
 @triton.jit
-def _within(x, instead: tl.constexpr, inside):
-    """The same where lanes lie inside their group, instead elsewhere."""
-    return tl.where(inside, _finite(x, instead), instead)
+def _extremes(lowest, highest):
+    """Those of a group: infinities as the largest float32, 0 where there are no numbers, and no zero with a sign."""
+    nothing = (lowest > highest) | (lowest != lowest)
+    lowest = tl.minimum(tl.maximum(lowest, -3.4028234663852886e38), 3.4028234663852886e38)
+    highest = tl.minimum(tl.maximum(highest, -3.4028234663852886e38), 3.4028234663852886e38)
+    return tl.where(nothing | (lowest == 0.0), 0.0, lowest), tl.where(nothing | (highest == 0.0), 0.0, highest)
 
 
 @triton.jit
 def _number(x):
     """x, or 0 where it is no number."""
     return tl.where(x != x, 0.0, x)
+
+
+@triton.jit
+def _held_number(x):
+    """The same of what is held to 0 or more next: a maximum drops what is no number, but for the interpreter's."""
+    return x if _EXACT_FMA else _number(x)
 
 
 @triton.jit

@@ -105,7 +105,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         per_warp = min(per_warp, 32 * _aligned(layout, plan))
     if any(map(worked_on_together, streams)):
         per_warp = 512 if plan.kind == "append" else 1024
-    elif any(map(_by_channel, streams)):
+    elif plan.kind == "append" and any(map(_by_channel, streams)):
         per_warp = min(per_warp, 512)
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 from kvgen.layout import Layout
 from kvgen.plan import Copy, Plan
 from kvgen.schedule import DYNAMIC_SIDE, SECTOR, VECTOR, Tile, lane, padded_side, worked_on_together
-from kvgen.transfer import Transfer, most_together
+from kvgen.transfer import Transfer, most_together, tokens_together
 
 TILE_BYTES = 4096  # of one stream in a tile: two 16-byte accesses for each thread of 4 warps; more were no faster
 BYTES_PER_WARP = 1024  # of one stream, twice as many where values are turned
 ENCODED_VALUES = 2048  # values that are computed with take registers
 ENCODED_PER_WARP = 512  # twice as many where the grid is capped
+OWNED_PER_WARP = 2048  # where threads have all values under a scale
+CHANNELS = 2  # dims with scales of several tokens that a thread has: those of one access of all lanes side by side
 MOST_TOKENS = 64
 CAPPED_BYTES = 32768  # of one stream where the grid is capped; of all streams where values are computed with
 CAPPED_VALUES = 8192  # of one stream,
@@ -80,8 +83,10 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     heads = _heads(transfer, plan, budget // least)
     widest = max(_row(transfer, copy, heads) for copy in plan.copies)
     tiles = tuple(_tile(transfer, copy, groups.get(copy.stream), heads) for copy in plan.copies)
+    owned = any(tile.held for tile in tiles)
     row = sum(_read(copy, tile) for copy, tile in zip(plan.copies, tiles, strict=True))
     per_warp = ENCODED_PER_WARP if encoded else BYTES_PER_WARP * (2 if _turned(plan) else 1)
+    per_warp = OWNED_PER_WARP if owned else per_warp
     by_slots = plan.placement == "slots"
 
     def program(wanted: int, per_warp: int, most_warps: int) -> Program:
@@ -146,14 +151,38 @@ def _heads(transfer: Transfer, plan: Plan, budget: int) -> int | None:
     shared = any("head" not in [axis.name for axis in leaf.axes] for leaf in leaves.values())
     if extent is None or shared:
         return None
+    if any(map(partial(_by_channel, transfer), (copy.stream for copy in plan.copies))):
+        return 1  # no thread has values of two
     widest = max(_row(transfer, copy, 1) for copy in plan.copies)
     heads = max(2, 1 << max(budget // widest, 1).bit_length() - 1)
     return heads if heads < padded_side(extent) else None
 
 
 def _group(transfer: Transfer, stream: str) -> int | None:
-    """The destination's groups are reduced over; the source's only tell which scale is whose."""
-    return transfer.destination.stream(stream).group or transfer.source.stream(stream).group
+    """The destination's groups are reduced over; the source's only tell which scale is whose.
+
+    Where each channel has a scale of several tokens, a group is what a thread has of their rows.
+    """
+    found = transfer.destination.stream(stream).group or transfer.source.stream(stream).group
+    return CHANNELS if found is None and _by_channel(transfer, stream) else found
+
+
+def _by_channel(transfer: Transfer, stream: str) -> bool:
+    """Whether each dim has a scale that is made of several tokens, of rows that a thread can have a part of."""
+    dim, scale = transfer.source.stream(stream).axes[-1], transfer.destination.stream(stream).scale
+    if tokens_together(transfer, stream) in (1, None) or transfer.source.stream(stream).encoding:
+        return False
+    whole = dim.extent is not None and padded_side(dim.extent) == dim.extent and dim.extent % CHANNELS == 0
+    return whole and any(axis.name == "dim" and axis.step == 1 for axis in scale.axes)
+
+
+def _held(transfer: Transfer, copy: Copy, group: int | None) -> int:
+    """Dims side by side that a thread reads, where tokens share a scale: its part of a row, or of a group."""
+    dim = transfer.source.stream(copy.stream).axes[-1]
+    plain = not (copy.leaf or transfer.source.stream(copy.stream).encoding) and lane(copy.source) == "dim"
+    if most_together(transfer) == 1 or not plain or group is None or padded_side(group) != group:
+        return 0
+    return group if dim.extent and padded_side(dim.extent) == dim.extent and dim.extent % group == 0 else 0
 
 
 def _row(transfer: Transfer, copy: Copy, heads: int | None) -> int:
@@ -201,7 +230,8 @@ def _tile(transfer: Transfer, copy: Copy, group: int | None, heads: int | None) 
             share = copy.source.pack.size if moves_bytes(copy) else 1
             sides["dim"] = None if axis.extent is None else padded_side(axis.count // share)
     kept = [name for name in sides if sides[name] != 1]
-    return Tile(tuple(kept), tuple(sides[name] for name in kept))
+    held = _held(transfer, copy, group)
+    return Tile(tuple(kept), tuple(sides[name] for name in kept), held=held, few_held=held)
 
 
 def most_heads(transfer: Transfer) -> int | None:

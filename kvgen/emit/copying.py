@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from kvgen.axes import Digit
 from kvgen.emit.args import Arg, position_args
 from kvgen.emit.codebook import groups, rotation, scales, sides
 from kvgen.emit.encoding import (
@@ -28,7 +29,16 @@ from kvgen.emit.index import Variable, subscript
 from kvgen.emit.names import index_name, tuple_text
 from kvgen.emit.packing import build_pack, repack, word_type
 from kvgen.emit.pairs import pairs_of
-from kvgen.emit.sections import CopyContext, FillContext, Masks, PlaneContext, ScaleContext, Side, ZeroContext
+from kvgen.emit.sections import (
+    CopyContext,
+    FillContext,
+    Masks,
+    PairContext,
+    PlaneContext,
+    ScaleContext,
+    Side,
+    ZeroContext,
+)
 from kvgen.emit.stages import Staging
 from kvgen.layout import Scale
 from kvgen.lower import SLOT_NUMBER, planes
@@ -40,12 +50,16 @@ from kvgen.schedule import Tile, padded_side
 class Copying(Staging):
     """Works out the sections of a kernel, of copies and of paddings."""
 
+    names_masks = True  # of what is read in runs: a stream has one mask
+
     def _loads_first(self) -> bool:
         """Whether all loads come before all work and stores; what is worked on twice is loaded for each.
 
-        Gathered codes of codebooks are not: values that wait for their turn would be spilled.
+        Codes of codebooks are not gathered so where several streams have them: what waits for its turn is spilled.
         """
-        if self.plan.kind == "transfer" or (self.plan.kind == "gather" and any(map(self._by_norm, self.plan.streams))):
+        if self.plan.kind == "transfer":
+            return False
+        if self.plan.kind == "gather" and sum(map(self._by_norm, self.plan.streams)) > 1:
             return False
         return len(self.plan.streams) == sum(not again for again in self._again())
 
@@ -143,6 +157,7 @@ class Copying(Staging):
             scale=self._scale(copy, tile, variables) if copy.scale else None,
             zeroed=copy.zero is not None,
             zero=self._zero(copy, tile, variables) if copy.zero else None,
+            params=self._pair(copy, tile, variables) if copy.zero else None,
             staged=bool(copy.stages),
             stages=self._stages(copy, tile, variables, self._placed(token)) if copy.stages else None,
             rounds=bool(copy.stages) and encoding is None,
@@ -155,7 +170,7 @@ class Copying(Staging):
         if tile.held:
             context = self._in_runs(context, copy, tile)
             name = variables["dim"].name
-            for unused in {name, f"{name}_lane"} - before:  # nothing counts single dims then
+            for unused in set() if self._by_dim(copy) else {name, f"{name}_lane"} - before:
                 self.definitions.pop(unused, None)
         return self._packed(context, copy, tile, variables) if cache.pack else context
 
@@ -176,17 +191,25 @@ class Copying(Staging):
         if side != dim.extent:
             bounds.append(f"({name} < {dim.extent}){subscript((0, rank - 2, rank - 1), rank)}")
         read = self._read(subscript(variables["token"].position, rank))
-        named, masks = self._masks(copy.stream, read, read, bounds)
+        named, masks = self._masks(copy.stream, read, read, bounds, self.names_masks)
         lanes_first, lanes_last = (
             (*range(1, rank - 2), first, second, rank - 1) for first, second in ((0, rank - 2), (rank - 2, 0))
         )
         return replace(
             context,
-            dense=self._side(self.plan.dense_view(copy), copy.stream, variables, rank, context.value_type),
+            dense=self._side(self._rows(copy), copy.stream, variables, rank, context.value_type),
             mask_definition=named,
             masks=masks,
             together=f"tl.reshape(_by_rows({copy.stream}, {lanes_first}, {lanes_last}), {tuple_text(sides(tile))})",
         )
+
+    def _by_dim(self, copy: Copy) -> bool:
+        """Whether single dims are counted where rows are read in runs."""
+        return False
+
+    def _rows(self, copy: Copy) -> View:
+        """What values are read from in runs."""
+        return self.plan.dense_view(copy)
 
     def _packed(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
         """The section of a stream whose codes share bytes: the cache's side has a tile of bytes."""
@@ -276,17 +299,49 @@ class Copying(Staging):
         kind = scale_type(encoding.zero.dtype)
         side, masks, kept = self._param(copy, copy.zero, encoding.scale, kind, "zero", tile, variables)
         _, bounds = self._variables(copy.stream, tile)
-        bounds = [*self._counted(copy, subscript(variables["token"].position, len(tile.order))), *bounds]
+        bounds = self._counted(copy, subscript(variables["token"].position, len(tile.order)), bounds)
         own = "zero" if self._loaded(copy, encoding.scale) == "late" else f"{copy.stream}_zero"
         return build_zero(encoding, copy.stream, side, masks, tile, kept, " & ".join(bounds), own)
+
+    def _pair(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> PairContext | None:
+        """Scale and zero where each value of a row has its own and they lie side by side: one row has all of both."""
+        view, dim, own = copy.scale, self.layout.stream(copy.stream).axes[-1], self.layout.stream(copy.stream).scale
+        *steps, last = view.steps
+        beside = replace(copy.zero, offset=view.offset) == view and abs(copy.zero.offset - view.offset) == 1
+        each = last.digit == Digit("dim", 1, dim.extent) and last.dim is not None and view.unit == view.itemsize
+        whole = tile.order[-1:] == ("dim",) and "group" not in tile.order and tile.sides[-1] == dim.extent
+        if self.plan.kind != "gather" or not (beside and each and whole):
+            return None
+        rank, count, name, dense = (
+            len(tile.order),
+            2 * dim.extent,
+            f"{view.tensor}_pair",
+            f"{view.tensor}_dense".upper(),
+        )
+        stride, row = self._stride(view, copy.stream, last.dim, own), f"tl.arange(0, {count})"
+        self.tiles[dense] = Arg(dense, "constexpr", f"{self.strides[stride].value} == 2", "aligned", compiled=True)
+        self.definitions[name] = f"{row} if {dense} else {row}.to(tl.int64) // 2 * {stride} + {row} % 2"
+        first = replace(view, steps=tuple(steps), offset=min(view.offset, copy.zero.offset))
+        side = self._side(first, copy.stream, variables, rank, "")
+        _, masks, kept = self._param(copy, view, own, "", "scale", tile, variables)
+        names = [f"{copy.stream}_scale", f"{copy.stream}_zero"]
+        if self._loaded(copy, own) == "late":
+            names = ["scale", "zero"]
+        shape = [text if axis in kept else "1" for axis, text in zip(tile.order, sides(tile), strict=True)]
+        return PairContext(
+            replace(side, elements=f"{side.elements} + {name}{subscript(rank - 1, rank)}"),
+            masks,
+            ", ".join(names if view.offset < copy.zero.offset else reversed(names)),
+            tuple_text([*shape, "2"]),
+        )
 
     def _by_token(self, copy: Copy, scale: Scale) -> bool:
         """Whether the tokens of a tile have scales of their own."""
         return scale.dynamic or not {axis.name for axis in scale.axes}.isdisjoint(("block", "slot"))
 
-    def _counted(self, copy: Copy, token: str) -> list[str]:
-        """Which tokens the extremes are taken of, where several share them."""
-        return []
+    def _counted(self, copy: Copy, token: str, bounds: list[str]) -> list[str]:
+        """Which values the extremes are taken of: of what lies within ``bounds``, and not all tokens if they share."""
+        return bounds
 
     def _present(self, copy: Copy, scale: Scale, token: str, kept: list[str]) -> list[str]:
         """Where there is a scale to be read or written: a token's own, where that is not skipped."""
@@ -310,8 +365,10 @@ class Copying(Staging):
         own |= {"group"} if by_channel else set()
         kept = [name for name in tile.order if name in own or (name == "token" and by_token)]
         seen = dict(variables)
-        bounds = self._variables(copy.stream, tile)[1] if by_channel else []
-        for name in kept if not by_channel else []:
+        bounds = self._variables(copy.stream, tile, self.layout.stream(copy.stream).axes[-1:])[1] if by_channel else []
+        for name in kept:
+            if by_channel and name in ("group", "dim"):
+                continue
             if name == "group":
                 extent = -(-self.layout.stream(copy.stream).axes[-1].extent // self.layout.stream(copy.stream).group)
                 index = f"{index_name(self.layout, copy.stream, 'dim')}_group"

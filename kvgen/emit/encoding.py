@@ -88,7 +88,8 @@ def divided(encoding: Encoding, stream: str, source: str, staged: bool) -> str:
             return f"{stream} * tl.where(scale == 0.0, 0.0, {inverse})"
         return f"_times({stream}, {inverse}, scale)"
     if _bounded(encoding):
-        return f"_number({'_near_quotient' if _near(scale) else '_quotient'}({stream}, scale, {source}))"
+        number = "_held_number" if encoding.clamp[0] == 0 else "_number"
+        return f"{number}({'_near_quotient' if _near(scale) else '_quotient'}({stream}, scale, {source}))"
     if _power_of_two(scale):
         return f"_shifted({stream}, scale)"
     shared = staged and encoding.code in FP8 and not scale.dynamic and not scale.axes
@@ -182,7 +183,7 @@ def build_zero(
 ) -> ZeroContext:
     """Everything a section says of its zero. Lanes outside ``bounds`` are no part of a group."""
     inside = f", {bounds}" if bounds else ""
-    guarded = "_within" if bounds else "_finite"
+    guarded = "_within" if bounds else "_numbers"
     zero = encoding.zero
     return ZeroContext(
         side=side,

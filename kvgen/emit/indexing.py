@@ -173,7 +173,9 @@ class Indexing:
         else:
             name = f"{view.tensor}_stride_{'head' if dim else 'token'}"
         if scale is not None and name not in self.strides:
-            self.strides[name] = Arg(name, "i64", f"{view.tensor}.stride({dim})", "stride", False)
+            known = stride_factors(self.layout, view, stream, dim) if buffer is not None else [1]
+            divisible = all(factor % 16 == 0 for factor in known)
+            self.strides[name] = Arg(name, "i64", f"{view.tensor}.stride({dim})", "stride", divisible)
             return name
         if name in self.strides:
             return name if self.strides[name].value.endswith(")") else f"{name} * {self.unit_name}"

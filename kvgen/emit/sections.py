@@ -107,6 +107,19 @@ class ZeroContext:
 
 
 @dataclass(frozen=True, slots=True)
+class PairContext:
+    """A scale and a zero that lie side by side, of each value of a row: read as one row of both, and told apart.
+
+    ``names`` are theirs in the order in which they lie, ``shape`` the tile with an axis of both at its end.
+    """
+
+    side: Side
+    masks: Masks
+    names: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScaledContext:
     """A value that a norm scales: its name, and what multiplies it besides, loaded from ``weight_at``."""
 
@@ -276,6 +289,7 @@ class CopyContext:
     second: Side | None = None
     together: str = ""  # what puts parts of rows together, as which they are loaded
     pairs: str = ""  # the bytes that pairs of codes share, where they are made at once
+    params: PairContext | None = None  # scale and zero, where they are read at once
 
     @property
     def in_pairs(self) -> bool:
@@ -285,6 +299,10 @@ class CopyContext:
     def packs(self) -> bool:
         """Whether codes are at hand, to be put together in bytes."""
         return self.packed and not self.in_pairs
+
+    @property
+    def paired(self) -> bool:
+        return self.params is not None
 
     @property
     def apart(self) -> bool:

@@ -74,7 +74,8 @@ class _Builder:
             valid=valid,
             stride_units=(self.source.stride_unit, self.destination.stride_unit),
             uses={
-                "in_range": plan.placement == "slots" or not all(side.scalar_block for side in sides),
+                "in_range": plan.placement == "slots" or any(side.each_block for side in sides),
+                "token": not any(side.whole_blocks for side in sides) or any(side.each_block for side in sides),
                 "by_slots": plan.placement == "slots",
                 "by_blocks": plan.placement == "blocks",
                 "all_layers": transfer.layers == "all",
@@ -137,18 +138,28 @@ class _Builder:
             group_block=bool(half.group_axes & {"block", SLOT_NUMBER}),
             group_slot=bool(half.group_axes & {"slot", SLOT_NUMBER}),
             group_number=SLOT_NUMBER in half.group_axes,
+            whole_blocks=half.whole_blocks,
         )
 
     def _valid(self, sides: tuple[KernelSide, ...]) -> tuple[str, str]:
         """The condition on blocks that hold whole tiles, empty where none does, and the one on pairs of places."""
-        whole, each = [], []
+        whole, each, counts = [], [], []
         for half, side in zip(self.halves, sides, strict=True):
             what, count = ("slot_number", "num_slots") if self.plan.placement == "slots" else ("block", "num_blocks")
+            if side.whole_blocks:
+                counts.append(f"{side.prefix}count")
+                continue
             terms = whole if side.scalar_block else each
             terms += [f"({side.prefix}{what} >= 0)", f"({side.prefix}{what} < {side.prefix}{count})"]
             if half.layout.slots.skip is not None:
                 each.append(f"({side.prefix}slot_number != {side.prefix.upper()}SKIP)")
         first = f"(token < tl.where(present, {self._end}, 0))" if whole else "in_range"
+        if counts:
+            left = "tl.minimum(num_tokens - first, TOKENS).to(tl.int32)"
+            first = f"tl.where(present, {left}, 0)" if whole else left
+            for count in counts:
+                first = f"tl.minimum({first}, {count})"
+            first = f"(tl.arange(0, TOKENS) < {first})"
         return " & ".join(whole), " & ".join([first, *each])
 
     def _summary(self) -> str:
@@ -163,12 +174,17 @@ class _Builder:
             return self._raw_move(name, route, copy, tile)
         read, write = half_copies(copy)
         decoded = replace(self.source._copy(read, tile), value_type="tl.float32")
+        filled = not decoded.encoded and copy.onto.zero is not None and not self.source.reads_blocks
+        if filled:  # what is no number is not counted
+            self.destination.filled.add(copy.stream)
         encoded = self.destination._copy(write, tile)
+        parts = replace(decoded, cache=decoded.dense, cache_masks=decoded.masks) if decoded.together else decoded
         return Move(
             name=copy.stream,
             comment=route,
-            read=self._typed(self.source, copy, copy.source, decoded, tile),
-            read_masks=_hinted(decoded.cache_masks),
+            read=self._typed(self.source, copy, copy.source, parts, tile),
+            read_masks=_hinted(_with_nan(parts.cache_masks) if filled else parts.cache_masks),
+            together=decoded.together,
             write=replace(
                 self._typed(self.destination, copy, copy.destination, encoded, tile), made=not encoded.packed
             ),
@@ -313,6 +329,12 @@ def _tables(transfer: Transfer, half: Half) -> list[str]:
         return []
     used = {view.tensor for copy in half.plan.copies for view in copy.views} | {f.view.tensor for f in half.plan.fills}
     return [buffer.name for buffer in half.layout.buffers if buffer.name in used]
+
+
+def _with_nan(masks: Masks) -> Masks:
+    """Masks of loads that have NaN where nothing is read."""
+    load, run = (text.replace("other=0", 'other=float("nan")') for text in (masks.load, masks.run_load))
+    return replace(masks, load=load, run_load=run)
 
 
 def _hinted(masks: Masks) -> Masks:

@@ -42,6 +42,8 @@ def head_tile(sched: TransferSchedule) -> str:
 class Half(Copying):
     """One side of a transfer: addresses and sections of its cache, over tiles that both sides share."""
 
+    names_masks = False
+
     def __init__(self, transfer: Transfer, layout: Layout, plan: Plan, sched: TransferSchedule) -> None:
         heads = sched.heads or padded_side(most_heads(transfer))
         warps = sched.plain.num_warps
@@ -50,8 +52,10 @@ class Half(Copying):
         self.head_tile = head_tile(sched)
         self.stride_unit = _stride_unit(layout, plan)
         self.scalar_block = plan.placement == "blocks" and self._whole_blocks(sched)
+        self.whole_blocks = plan.placement == "blocks" and not self.scalar_block and self._in_whole_blocks(sched)
         # Tokens of a block that are not moved can be read with the others; without a mask on them accesses are wide.
         self.reads_blocks = plan.kind == "gather" and self.scalar_block and sched.together in (None, sched.plain.tokens)
+        self.filled: set[str] = set()  # streams that are NaN where nothing of them is read
         self.runs: set[str] = set()  # the axes along which runs of slots are told apart
         shared = [v for c in plan.copies if self._together(c) for v in (c.scale, c.zero) if v]
         self.group_axes = self._axes_of(shared)
@@ -74,6 +78,12 @@ class Half(Copying):
         views += [copy.scale for copy in self.plan.copies if copy.scale and "block" in copy.scale.axes]
         return size is not None and size % most == 0 and all(view.axes & {"slot", SLOT_NUMBER} for view in views)
 
+    def _in_whole_blocks(self, sched: TransferSchedule) -> bool:
+        """Whether a tile has several whole blocks, and threads have tokens of all of them."""
+        size, tokens = self.layout.block_size, sched.plain.tokens
+        unpadded = sched.together == tokens == sched.capped.tokens
+        return unpadded and any(tile.held for tile in sched.tiles) and size is not None and tokens % size == 0
+
     def _variables(
         self, stream: str, tile: Tile, axes: list[Axis] | None = None
     ) -> tuple[dict[str, Variable], list[str]]:
@@ -84,14 +94,29 @@ class Half(Copying):
             variables["layer"] = Variable("layer")
         if "head" in variables and "head" in tile.order:
             variables["head"] = Variable(f"{self.layout.prefix}heads", tile.order.index("head"))
+        elif "head" in variables and self.divided:
+            variables["head"] = Variable(f"{self.layout.prefix}heads")
         elif "head" in variables:
             variables["head"] = Variable(f"{self.layout.prefix}head")
         return variables, masks
+
+    def _by_dim(self, copy: Copy) -> bool:
+        return self.plan.kind == "append" and self.layout.stream(copy.stream).group is None
+
+    def _rows(self, copy: Copy) -> View:
+        return self.plan.cache_view(copy)
+
+    def _in_runs(self, context: CopyContext, copy: Copy, tile: Tile) -> CopyContext:
+        """What is read is read in runs."""
+        return super()._in_runs(context, copy, tile) if self.plan.kind == "gather" else context
 
     def _define(self, stream: str, axis: Axis, name: str, side: int | None) -> str | None:
         if axis.name != "head":
             return super()._define(stream, axis, name, side)
         if most_heads(self.transfer) == 1:
+            return None
+        if self.divided and side == 1:
+            self.definitions[name] = "first_head"
             return None
         if side is None:
             self.tiles["HEADS_TILE"] = Arg("HEADS_TILE", "constexpr", "triton.next_power_of_2(heads)", "tile")
@@ -106,8 +131,10 @@ class Half(Copying):
     def _by_token(self, copy: Copy, scale: Scale) -> bool:
         return super()._by_token(copy, scale) and not (scale.dynamic and self._together(copy))
 
-    def _counted(self, copy: Copy, token: str) -> list[str]:
-        return [f"valid{token}"] if self._together(copy) else []
+    def _counted(self, copy: Copy, token: str, bounds: list[str]) -> list[str]:
+        if copy.stream in self.filled:
+            return []
+        return [f"valid{token}", *bounds] if self._together(copy) else bounds
 
     @property
     def _ahead(self) -> bool:

@@ -191,7 +191,7 @@ def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
         aligned=" and ".join(f"{table}_table.aligned" for side in kernel.sides for table in side.tables),
         covered=", ".join(f"{side.prefix}count * {side.block_size}" for side in sides),
         times=(" * num_layers" if transfer.layers == "all" else "")
-        + (f" * triton.cdiv(heads, {kernel.head_tile.lower()})" if sched.heads else ""),
+        + (f" * {_head_tiles(kernel)}" if sched.heads else ""),
         tokens=_unless_capped(sched.plain.tokens, sched.capped.tokens),
         head_tile=_unless_capped(sched.heads, sched.capped.heads) if sched.heads != sched.capped.heads else "",
         stages=_stages(sched.capped.stages),
@@ -205,6 +205,11 @@ def _given(arg: Arg, tables: tuple[str, ...]) -> str:
     """A tensor that is handed over, as it was handed in: the first of a table, and not yet taken for bytes."""
     name = arg.value.removesuffix(".view(torch.uint8)")
     return f"{name}_table.tensors[0]" if name in tables else name
+
+
+def _head_tiles(kernel: TransferKernel) -> str:
+    """How many tiles all heads make up, as the launcher counts them."""
+    return "heads" if kernel.head_tile == "1" else f"triton.cdiv(heads, {kernel.head_tile.lower()})"
 
 
 def _unless_capped(plain: int, capped: int) -> str:

@@ -14,7 +14,8 @@ from kvgen.schedule_transfer import TransferSchedule
 class Move:
     """One view to another. ``decoded`` and ``encoded`` hold one context each where codes are read or made.
 
-    ``inside``: the lanes that have a value, where others would count in a scale.
+    ``inside``: the lanes that have a value, where others would count in a scale. ``together``: what puts parts of rows
+    together, as which they are read.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Move:
     decoded: tuple[CopyContext, ...] = ()
     encoded: tuple[CopyContext, ...] = ()
     inside: str = ""
+    together: str = ""
     rounded: str = ""
     unpacked: tuple[CopyContext, ...] = ()
     packed: tuple[CopyContext, ...] = ()
@@ -57,6 +59,17 @@ class KernelSide:
     group_block: bool = False
     group_slot: bool = False
     group_number: bool = False
+    whole_blocks: bool = False  # whether a tile has several blocks, all of each
+
+    @property
+    def each_block(self) -> bool:
+        """Whether each token's block is looked up for itself."""
+        return not (self.scalar_block or self.whole_blocks)
+
+    @property
+    def blocks(self) -> str:
+        """How many blocks a tile has then."""
+        return f"TOKENS // {self.block_size}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +104,19 @@ class TransferKernel:
 
     @property
     def tile_summary(self) -> str:
-        heads = f"{self.head_tile} heads" if self.schedule.heads else "all heads"
+        heads = "all heads"
+        if self.schedule.heads:
+            heads = "one head" if self.head_tile == "1" else f"{self.head_tile} heads"
         return f"Move {' and '.join(self.plan.streams)} of a tile: TOKENS tokens, {heads}."
+
+    @property
+    def head_tiles(self) -> str:
+        """How many tiles all heads make up."""
+        return "HEADS" if self.head_tile == "1" else f"(HEADS + {self.head_tile} - 1) // {self.head_tile}"
+
+    @property
+    def times_heads(self) -> str:
+        return "" if self.head_tile == "1" else f" * {self.head_tile}"
 
     @property
     def tile_name(self) -> str:

@@ -1,7 +1,7 @@
 """Quotients in kernels have the codes of rounded ones: proved over all pairs of numbers, by those that come near.
 
 A quotient is ``q + r * y`` rounded once, where y is the rounded 1 / d, q the rounded x * y, and x - d * q, which is r,
-exact. It is x / d but for a part in 2**47. Where x is short, of 11 bits or less, it is ``x * below + x * rest``,
+exact. It is x / d but for a part in 2**47. Where x or d is short, of 11 bits or less, it is ``x * below + x * rest``,
 rounded, where ``below`` is the float32 below 1 / d, and ``rest`` what is missing of that, rounded, as is its product:
 x / d but for a part in 2**43. Codes depend on which side of numbers of few bits the rounded quotient lies. For it to
 come out on the wrong one x / d must be that near to the middle between such a number and its neighbour in float32, and
@@ -92,6 +92,15 @@ def test_two_parts_are_enough_for_short_numbers() -> None:
     assert len(pairs) > 30
     for above in (False, True):
         assert [pair for pair in pairs if multiplied(*pair, above=above) != ratio(*pair)] == []
+
+
+def test_two_parts_are_enough_over_short_numbers() -> None:
+    """No quotient by a number of 11 bits comes near a middle; those that are of few bits come out as they are."""
+    assert not [pair for pair in near_misses(BITS, NEAR_SHORT) if pair[1] % (1 << 13) == 0]
+    exact = [(odd * d, d << 13) for d in range(1 << 10, 1 << 11) for odd in range(1, 256, 18)]
+    exact = [(x << 24 - x.bit_length(), d) for x, d in exact]
+    for above in (False, True):
+        assert [pair for pair in exact if multiplied(*pair, above=above) != ratio(*pair)] == []
 
 
 def test_none_is_not() -> None:
