@@ -201,6 +201,7 @@ def test_new_writes_a_layout_that_is_right(folder):
 
 def test_new_says_what_makes_its_module(folder):
     assert kvgen("new", "mine").out.endswith("`kvgen build` makes its module\n")
+    assert "wrote a b/mine.yaml; `kvgen show 'a b/mine.yaml'`" in kvgen("new", "mine", "--out", "a b").out
     result = kvgen("new", "mine", "--out", "sub")
     assert result.out.endswith("`kvgen build sub/mine.yaml` makes its module\n")
     assert kvgen("build", "sub/mine.yaml").code == 0

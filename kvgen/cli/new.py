@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -60,9 +61,9 @@ def new(
             Diagnostic("KV709", f"{path.as_posix()} exists already", hint="choose another name, or edit it")
         )
     write_files(out, {path.name: text})
-    file = path.as_posix()
+    file = shlex.quote(path.as_posix())
     build = "kvgen build" if out == Path(DEFAULT_FOLDER) else f"kvgen build {file}"
-    typer.echo(f"wrote {file}; `kvgen show {file}` shows it, `{build}` makes its module")
+    typer.echo(f"wrote {path.as_posix()}; `kvgen show {file}` shows it, `{build}` makes its module")
 
 
 def _editor_line(out: Path) -> str:
