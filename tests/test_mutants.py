@@ -76,6 +76,7 @@ SLOTS = [
     Mutant("broken run taken for whole", ("plain_minor", "pair_minor", "record_planar_minor"), APPEND, r"tl\.min\((\(valid.*)\) == 1", r"tl.max(\1) == 1", "append/prefill"),
     Mutant("slot table ignored", placed("remap"), APPEND, r"(?<=\n)    slot_number = tl\.load\(other_slots_ptr.*\n", "", "append/remap"),
     Mutant("slot table read past its end", placed("remap"), APPEND, r"< other_slots_length", "<= other_slots_length", "append/remap"),
+    Mutant("slot table read before its start", placed("remap"), APPEND, r"\(slot_number >= 0\) & (\(slot_number < other_slots_length)", r"(slot_number >= -1) & \1", "append/remap"),
     Mutant("slots unmapped to a negative are written", placed("remap"), APPEND, r"valid = \(slot_number >= 0\)", "valid = (slot_number >= -1)", "append/remap"),
     Mutant("slot table ignored by gather", placed("remap"), GATHER, r"(?<=\n)    slot_number = tl\.load\(other_slots_ptr.*\n", "", "gather/remap"),
 ]

@@ -157,11 +157,15 @@ class Bench:
         leaves = {leaf.name for leaf in self.layout.leaves if leaf.stream in streams}
         return tuple(b.name for b in self.layout.buffers if leaves.intersection(leaves_of(b.place)))
 
+    def remap_table(self, targets: Sequence[int], dtype: str = "int64") -> Tensor:
+        """A table from slot to slot. Before its first entry, as behind its last, a slot of the pool is named."""
+        return self.tensor([self.sizes.slots - 1, *targets], dtype)[1:]
+
     def remap_args(self, remap: Tensor | None) -> dict[str, Tensor]:
         """The remap table where the layout has one; without a table given, every slot stands for itself."""
         if self.layout.slots.remap is None:
             return {}
-        table = self.tensor(range(self.sizes.slots)) if remap is None else remap
+        table = self.remap_table(range(self.sizes.slots)) if remap is None else remap
         return {self.layout.slots.remap: table}
 
     def layer_args(self, layer: int | None) -> dict[str, int]:

@@ -250,7 +250,7 @@ def remap_table(bench: Bench, dtype: str) -> tuple[Tensor, list[int]]:
     length = total + 5
     targets = [*bench.slots(total), total, total + 3, -1, -7, 2**31 - 1]
     targets += [-1] * (length - len(targets))
-    table = bench.tensor([targets[i] for i in bench.shuffle(length)], dtype)
+    table = bench.remap_table([targets[i] for i in bench.shuffle(length)], dtype)
     slots = [*bench.shuffle(length)[:8], length - 1, 0, length, length + 1, 2**31 - 1, -1, -length]
     return table, list(dict.fromkeys(slots))
 
@@ -264,7 +264,7 @@ def _remap(bench: Bench, slot_dtype: str, table_dtype: str) -> None:
 def _remap_empty(bench: Bench) -> None:
     pool = bench.pool()
     slots = bench.slots(3)
-    bench.append(pool, bench.sources(len(slots), pool), bench.tensor(slots), remap=bench.tensor([]))
+    bench.append(pool, bench.sources(len(slots), pool), bench.tensor(slots), remap=bench.remap_table([]))
 
 
 def _layer(bench: Bench, layer: int) -> None:
