@@ -173,6 +173,8 @@ def test_bytes_beside_an_output_count(small) -> None:
     assert "byte outside every addressed value: output of key" in message
 
 
+# A module that takes what it should refuse writes through a stride of 0.
+@pytest.mark.filterwarnings("ignore:Use of index_put_ on expanded tensors")
 def test_a_missing_refusal_is_reported(small) -> None:
     result = failure(small, FakeModule(small), "append/refuses_key_cache_expanded_dim2")
     assert "the call went through" in result.message
@@ -201,6 +203,7 @@ def test_a_missing_function_is_reported_once(small) -> None:
     assert str(report) == "MISSING allocate\nsmall on cpu, seed 0: 1 missing"
 
 
+@pytest.mark.filterwarnings("ignore:Use of index_put_ on expanded tensors")
 def test_a_case_alone_repeats_what_all_of_them_found(small) -> None:
     module = ShiftsSlots(small)
     together = {r.case: r.message for r in harness.run(small, module, only="append", seed=3).failures}
