@@ -356,6 +356,22 @@ def test_scales_that_tokens_share_are_made_of_all_of_them(per: str) -> None:
     assert_passes(what, *(f"transfer_blocks/{case}" for case in ("many", "skipped", "cut", "heads")))
 
 
+@pytest.mark.parametrize("order", ["token head dim", "dim//8 block slot head dim%8"])
+def test_tiles_of_whole_blocks(order: str) -> None:
+    """Two blocks of the source in a tile, one slot number that is skipped, rows in one piece or in parts far apart."""
+    axes, size = "axes: {head: 2, dim: 32}", "block_size: 4, slots: {skip: 9}"
+    buffers = f"{{c: {{holds: key, order: {order}}}, v: {{holds: value, order: token head dim}}}}"
+    source = f"{{layout: paged_nhd, {axes}, {size}, buffers: {buffers}}}"
+    quant = "{quant: {mode: int4_asymmetric, scale: {per: token//8 head dim}}}"
+    buffers = "{c: {holds: [key, value], order: token kv head dim}, "
+    buffers += "k: {order: token//8 head dim, fields: [key.scale, key.zero]}, "
+    buffers += "v: {order: token//8 head dim, fields: [value.scale, value.zero]}}"
+    target = f"{{layout: paged_nhd, {axes}, block_size: 8, streams: {{key: {quant}, value: key}}, buffers: {buffers}}}"
+    what = made(source, target, "convert: requantise")
+    assert "_runs(32, KEY_DIM_RUN)" in render_layout(what)
+    assert_passes(what, *(f"transfer_blocks/{case}" for case in ("many", "skipped", "cut", "heads")))
+
+
 def test_keys_of_kivi() -> None:
     """Scale and minimum of each channel over 32 tokens, that of tokens that are not moved left out."""
     axes = "axes: {head: 2, dim: 32}"

@@ -184,7 +184,8 @@ class Copying(Staging):
         length, rest = name.upper(), [axis for axis in tile.order if axis not in ("group", "dim")]
         few = f"{tile.few_held} if num_tokens <= {self.sched.some} else " if tile.few_held != tile.held else ""
         self.tiles[length] = Arg(length, "constexpr", f"{few}{tile.held}", "run", False, tile.held, tile.few_held)
-        self.definitions[name] = f"_runs({side}, {length})"
+        strided = any(step.digit.axis == "dim" and step.dim is not None for step in self._rows(copy).steps)
+        self.definitions[name] = f"_runs({side}, {length})" + (".to(tl.int64)" if strided else "")
         rank, loaded = len(rest) + 3, Tile(("run", *rest, "access", "dim"), (1, *(known[axis] for axis in rest), 1, 1))
         variables, bounds = self._variables(copy.stream, loaded, axes)
         variables |= {"dim": Variable(name, (0, rank - 2, rank - 1))}

@@ -146,11 +146,11 @@ class _Builder:
         whole, each, counts = [], [], []
         for half, side in zip(self.halves, sides, strict=True):
             what, count = ("slot_number", "num_slots") if self.plan.placement == "slots" else ("block", "num_blocks")
+            terms = whole if side.scalar_block else each
             if side.whole_blocks:
                 counts.append(f"{side.prefix}count")
-                continue
-            terms = whole if side.scalar_block else each
-            terms += [f"({side.prefix}{what} >= 0)", f"({side.prefix}{what} < {side.prefix}{count})"]
+            else:
+                terms += [f"({side.prefix}{what} >= 0)", f"({side.prefix}{what} < {side.prefix}{count})"]
             if half.layout.slots.skip is not None:
                 each.append(f"({side.prefix}slot_number != {side.prefix.upper()}SKIP)")
         first = f"(token < tl.where(present, {self._end}, 0))" if whole else "in_range"
