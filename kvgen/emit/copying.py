@@ -240,6 +240,7 @@ class Copying(Staging):
         if context.scaled and self.plan.kind == "append" and per == 2 and not (others or pack.moved):
             pairs = pairs_at_once(encoding, copy.stream, source, pack.apart, context.scale.given)
             widened = f"_widened({copy.stream}, NATIVE)" if pairs and not copy.stages else widened
+            self.native |= bool(pairs)
         return replace(
             context,
             cache=first,
@@ -248,6 +249,7 @@ class Copying(Staging):
             pack=pack,
             pairs=pairs,
             widened=widened,
+            divides=context.divides and not pairs,
             planed=bool(others),
             transposed=transposed,
             planes=tuple(

@@ -56,7 +56,11 @@ def pairs_at_once(encoding: Encoding, stream: str, source: str, apart: str, oute
     where codes are made one by one: of values or scales of so many bits that quotients must be rounded to tell ties.
     """
     scale = encoding.scale
-    if not divides_itself(encoding) or source == "tl.float32":
+    if source == "tl.float32":
+        return ""
+    if _int4(encoding):
+        return f"_int4_pairs_near({stream}, scale, {apart}, {source}, NATIVE)"
+    if not divides_itself(encoding):
         return ""
     if _power_of_two(scale):
         kind, divisor = "shifted", "scale"
@@ -67,6 +71,12 @@ def pairs_at_once(encoding: Encoding, stream: str, source: str, apart: str, oute
     else:
         return ""
     return f"_e2m1_pairs_{kind}({stream}, {divisor}, {apart}, {source}, NATIVE)"
+
+
+def _int4(encoding: Encoding) -> bool:
+    """Whether codes are those of symmetric int4, of quotients by scales of 11 bits or less."""
+    plain = encoding.code == "int4" and encoding.rounding == "even" and encoding.clamp == (-7, 7)
+    return plain and _bounded(encoding) and encoding.zero is None and _near(encoding.scale)
 
 
 def _bounded(encoding: Encoding) -> bool:

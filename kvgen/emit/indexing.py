@@ -34,6 +34,7 @@ class Indexing:
         self.stride_unit, self.unit_name = stride_unit(layout, plan), f"{layout.prefix.upper()}STRIDE_UNIT"
         self.part = "tl.program_id(1)"  # which heads a program has, where they are divided
         self.definitions: dict[str, str] = {}
+        self.native = False  # whether a section has instructions of its own for some processors
         views = [view for copy in plan.copies for view in copy.views]
         views += [fill.view for fill in plan.fills]
         steps = [step for view in views for step in coalesce(layout, view.steps)]

@@ -203,7 +203,7 @@ class Builder(Copying):
             args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit", compiled=self.stride_unit))
         if self.sched.by_count:
             args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
-        if any(casts(layout.stream(name).encoding) for name in plan.streams):
+        if self.native or any(casts(layout.stream(name).encoding) for name in plan.streams):
             args.append(Arg("NATIVE", "constexpr", "_native(device)", "native"))
         if plan.kind == "gather":
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))

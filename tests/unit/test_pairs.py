@@ -1,0 +1,160 @@
+"""Bytes of two codes each, as processors with casts to e4m3 make them: those of rounded quotients, near all ties.
+
+A value times a reciprocal that is rounded misses x / scale by a part in 2**23 at the most. Added to a constant it
+loses more than that: where it is a tie it is one again. Elsewhere it is on the right side if it is further from one
+than what is lost: beside the 6 of e2m1 a part in 2**20 of the smallest tie, beside the 1024 of int4 a 2**14th. So codes
+are right for scales under which no value comes that near to a tie without being one; and it is enough to look at values
+that are next to ties. How codes and signs share bytes is said in PTX, of which some instructions are carried out here.
+"""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvgen.quant import e2m1
+from tests.generated import module_of, shipped
+from tests.quantised import encoding_of
+
+TIES = {"e2m1": torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]), "int4": torch.arange(7) + 0.5}
+BITS = {torch.bfloat16: 8, torch.float16: 11}
+
+
+def fma(a: Tensor, b: Tensor, c: Tensor | float) -> Tensor:
+    """Of float32, whose products are exact in float64."""
+    return (a.double() * b.double() + c).float()
+
+
+def inverse(divisor: Tensor, missed: int) -> Tensor:
+    """1 / divisor, corrected once, of a guess that is so many steps off."""
+    guess = ((1 / divisor.double()).float().view(torch.int32) + missed).view(torch.float32)
+    return fma(fma(-divisor, guess, 1.0), guess, guess.double())
+
+
+def sums(code: str, x: Tensor, scale: Tensor, missed: int) -> Tensor:
+    """What kernels cast: an eighth of sizes, and a constant."""
+    size = (x * inverse(scale * 8.0, missed)).abs().nan_to_num(0.0, 1.0).clamp(0.0, 1.0)
+    return size + 128.0 if code == "int4" else torch.minimum(size + 0.75, fma(size, torch.tensor(0.25), 1.15625))
+
+
+def made(code: str, x: Tensor, scale: Tensor, missed: int) -> Tensor:
+    """Codes without signs, as kernels make them."""
+    found = sums(code, x, scale, missed)
+    if code == "int4":
+        return (found.half().view(torch.int16).int() - 0x5800).clamp(max=7)
+    return found.to(torch.float8_e4m3fn).view(torch.uint8).int() - 0x34
+
+
+def wanted(code: str, quotients: Tensor) -> Tensor:
+    """The codes of rounded quotients, without signs."""
+    if code == "int4":
+        return quotients.abs().nan_to_num(0.0, 7.0).round().clamp(max=7.0).int()
+    return (e2m1.encode(encoding_of("nvfp4"), quotients) & 7).int()
+
+
+def beside_ties(code: str, scale: Tensor, bits: int) -> Tensor:
+    """``[scales, values]`` of so many bits: those next to a tie on either side, and their neighbours."""
+    exact = TIES[code].double() * scale.double()[:, None]
+    step = torch.exp2(torch.floor(torch.log2(exact)) - (bits - 1))
+    return ((torch.floor(exact / step)[..., None] + torch.arange(-1, 3)) * step[..., None]).flatten(1).float()
+
+
+def wrong(code: str, scale: Tensor, bits: int) -> int:
+    x, scale = beside_ties(code, scale, bits), scale[:, None]
+    return sum(int((made(code, x, scale, missed) != wanted(code, x / scale)).sum()) for missed in (-1, 0, 1))
+
+
+def apart_from_ties(outer: Tensor, bits: int) -> Tensor:
+    """Whether kernels take scales that are counted in these for such."""
+    odd = (torch.arange(1, 16, 2)[:, None] * torch.arange(1, 8, 2)).flatten().float()
+    product = odd * outer[:, None]
+    more = 1 << 24 - bits
+    short = (product.view(torch.int32) + more // 2) & -more
+    distance = fma(odd, outer[:, None], -short.view(torch.float32).double()).abs()
+    return ~((distance > 0) & (distance < product * 1.2e-06)).any(1)
+
+
+@pytest.mark.parametrize("bits", BITS.values())
+@pytest.mark.parametrize("code", TIES)
+def test_scales_of_11_bits_or_less(code: str, bits: int) -> None:
+    """Those in float16 or e4m3, and powers of two."""
+    assert wrong(code, torch.arange(1, 1 << 11).float(), bits) == 0
+
+
+@pytest.mark.parametrize("bits", BITS.values())
+def test_scales_counted_in_others(bits: int) -> None:
+    """Of others that make some come near ties, too near or not, and of ordinary ones."""
+    random = torch.Generator().manual_seed(bits)
+    near = torch.randint(1 << bits - 1, 1 << bits, (60, 1), generator=random) / torch.arange(1, 106, 2)
+    steps = torch.randint(-6, 7, near.shape, generator=random) * torch.randint(0, 3, near.shape, generator=random) ** 2
+    near = (near.float().view(torch.int32) + steps.int()).view(torch.float32).flatten()
+    ordinary = torch.rand(1000, generator=random) + 0.01
+    codes = torch.arange(1, 16)
+    for outer, most in ((near, 1.0), (ordinary, 0.12)):
+        apart = apart_from_ties(outer, bits)
+        assert wrong("e2m1", (outer[apart, None] * codes).flatten(), bits) == 0
+        assert (~apart).float().mean() < most
+    assert wrong("e2m1", (near[~apart_from_ties(near, bits), None] * codes).flatten(), bits) > 1000
+
+
+@pytest.mark.parametrize("code", TIES)
+def test_all_sizes(code: str) -> None:
+    """All numbers of 16 bits, infinities and what is no number among them, under a scale of 1."""
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    for values in (x.view(torch.bfloat16).float(), x.view(torch.float16).float()):
+        assert torch.equal(made(code, values, torch.ones(()), 0), wanted(code, values))
+
+
+def bits_of(x: Tensor) -> Iterator[int]:
+    return iter((x.view(torch.int32).long() & 0xFFFFFFFF).tolist())
+
+
+def cast(number: int, dtype: torch.dtype) -> int:
+    value = torch.tensor([number - (number >> 31 << 32)], dtype=torch.int32).view(torch.float32).to(dtype)
+    return int.from_bytes(bytes(value.view(torch.uint8).tolist()), "little")
+
+
+OPERATIONS = {
+    "cvt.rn.satfinite.e4m3x2.f32": lambda a, b: cast(a, torch.float8_e4m3fn) << 8 | cast(b, torch.float8_e4m3fn),
+    "cvt.rn.f16x2.f32": lambda a, b: cast(a, torch.float16) << 16 | cast(b, torch.float16),
+    "mov.b32": lambda low, high: low | high << 16,
+    "shf.l.wrap.b32": lambda low, high, by: high << by | low >> 32 - by,
+    "prmt.b32": lambda a, b, order: {0x5410: a & 0xFFFF | b << 16}[order],
+    "lop3.b32": lambda a, b, c, table: {0xF8: a | b & c, 0x80: a & b & c}[table],
+    "mad.lo.u32": lambda a, b, c: a * b + c,
+    "mul.lo.u32": lambda a, b: a * b,
+    "add.u32": lambda a, b: a + b,
+    "sub.u32": lambda a, b: a - b,
+    "shr.u32": lambda a, by: a >> by,
+    "and.b32": lambda a, b: a & b,
+    "xor.b32": lambda a, b: a ^ b,
+}
+"""Instructions of PTX by name, on whole words: the lowest 32 bits count."""
+
+
+def word(ptx: str, operands: list[int]) -> int:
+    """What a block of PTX leaves in its first operand."""
+    known = {f"${i}": operand for i, operand in enumerate(operands, 1)}
+    for line in re.findall(r"^ +(\w[^;]*);", ptx, re.M):
+        name, to, *sources = re.findall(r"[^\s,{}]+", line)
+        known[to] = OPERATIONS[name](*(known[s] if s in known else int(s, 0) for s in sources)) & 0xFFFFFFFF
+    return known["$0"]
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "constant"), [("e2m1", "nhd_mxfp4", "_E2M1_PAIRS"), ("int4", "nhd_int4", "_INT4_PAIRS")]
+)
+def test_words_of_eight_codes(code: str, name: str, constant: str) -> None:
+    """Codes and signs of all quotients in steps of an eighth, and zeros with either sign, in random order."""
+    ptx = getattr(module_of(shipped(name)), constant).value
+    x = torch.cat([torch.arange(-72, 73) / 8, torch.tensor([-0.0] * 15)])
+    x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))].view(-1, 2)
+    size = wanted(code, x)
+    codes = torch.where(x.signbit(), (16 - size) & 15 if code == "int4" else size | 8, size)
+    sizes, eighths = (zip(*map(bits_of, half.t()), strict=True) for half in (sums(code, x, torch.ones(()), 0), x / 8))
+    for pairs in zip(*[zip(sizes, eighths, codes.tolist(), strict=True)] * 4, strict=True):
+        operands = [pair[kind][half] for kind in (0, 1) for half in (0, 1) for pair in pairs]
+        expected = sum(pair[2][half] << 8 * i + 4 * half for i, pair in enumerate(pairs) for half in (0, 1))
+        assert word(ptx, operands) == expected
