@@ -722,16 +722,18 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // MAX_SEQ_LEN
-    slot = slot_number % MAX_SEQ_LEN
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // MAX_SEQ_LEN
+    slot = slot_number % MAX_SEQ_LEN
 
     # key to key_cache
     tl.store(
@@ -741,7 +743,6 @@ def _append_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
-        mask=valid,
     )
 
     # value to value_cache
@@ -752,7 +753,6 @@ def _append_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
-        mask=valid,
     )
 
 
@@ -775,15 +775,17 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // MAX_SEQ_LEN
-    slot = slot_number % MAX_SEQ_LEN
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // MAX_SEQ_LEN
+    slot = slot_number % MAX_SEQ_LEN
 
     # key to key_cache
     tl.store(
@@ -793,7 +795,6 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
-        mask=valid,
     )
 
 
@@ -816,15 +817,17 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // MAX_SEQ_LEN
-    slot = slot_number % MAX_SEQ_LEN
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // MAX_SEQ_LEN
+    slot = slot_number % MAX_SEQ_LEN
 
     # value to value_cache
     tl.store(
@@ -834,7 +837,6 @@ def _append_value_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
-        mask=valid,
     )
 
 
@@ -873,18 +875,22 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // MAX_SEQ_LEN
-    slot = slot_number % MAX_SEQ_LEN
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    known = (request >= 0) & (request < num_rows)
+    if not known:
+        return
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // MAX_SEQ_LEN
+    slot = slot_number % MAX_SEQ_LEN
 
     # key to key_cache
     tl.store(
@@ -894,7 +900,6 @@ def _append_positions_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
-        mask=valid,
     )
 
     # value to value_cache
@@ -905,7 +910,6 @@ def _append_positions_kernel(
         + head[:, None] * value_cache_stride_head
         + dim[None, :],
         value,
-        mask=valid,
     )
 
 

@@ -710,8 +710,6 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     layer = layer.to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
@@ -719,6 +717,10 @@ def _append_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
 
     # key to kv_buffer
     tl.store(
@@ -728,7 +730,6 @@ def _append_kernel(
         + head[:, None] * kv_buffer_stride_head
         + dim[None, :],
         key,
-        mask=valid,
     )
 
     # value to kv_buffer
@@ -740,7 +741,6 @@ def _append_kernel(
         + head[:, None] * kv_buffer_stride_head
         + dim[None, :],
         value,
-        mask=valid,
     )
 
 
@@ -763,14 +763,16 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     layer = layer.to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
 
     # key to kv_buffer
     tl.store(
@@ -780,7 +782,6 @@ def _append_key_kernel(
         + head[:, None] * kv_buffer_stride_head
         + dim[None, :],
         key,
-        mask=valid,
     )
 
 
@@ -804,14 +805,16 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     layer = layer.to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
 
     # value to kv_buffer
     tl.store(
@@ -822,7 +825,6 @@ def _append_value_kernel(
         + head[:, None] * kv_buffer_stride_head
         + dim[None, :],
         value,
-        mask=valid,
     )
 
 
@@ -858,10 +860,6 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
     layer = layer.to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
@@ -869,6 +867,14 @@ def _append_positions_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    known = (request >= 0) & (request < num_rows)
+    if not known:
+        return
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
 
     # key to kv_buffer
     tl.store(
@@ -878,7 +884,6 @@ def _append_positions_kernel(
         + head[:, None] * kv_buffer_stride_head
         + dim[None, :],
         key,
-        mask=valid,
     )
 
     # value to kv_buffer
@@ -890,7 +895,6 @@ def _append_positions_kernel(
         + head[:, None] * kv_buffer_stride_head
         + dim[None, :],
         value,
-        mask=valid,
     )
 
 

@@ -1144,15 +1144,17 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # key to key_cache
     tl.store(
@@ -1162,7 +1164,6 @@ def _append_key_kernel(
         + head[:, None] * key_cache_stride_head
         + dim[None, :],
         key,
-        mask=valid,
     )
 
 

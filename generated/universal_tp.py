@@ -693,10 +693,6 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     layer = layer.to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
@@ -704,6 +700,12 @@ def _append_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # key to kv_block
     tl.store(
@@ -714,7 +716,6 @@ def _append_kernel(
         + slot * kv_block_stride_slot
         + dim[None, :],
         key,
-        mask=valid,
     )
 
     # value to kv_block
@@ -727,7 +728,6 @@ def _append_kernel(
         + slot * kv_block_stride_slot
         + dim[None, :],
         value,
-        mask=valid,
     )
 
 
@@ -752,16 +752,18 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     layer = layer.to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # key to kv_block
     tl.store(
@@ -772,7 +774,6 @@ def _append_key_kernel(
         + slot * kv_block_stride_slot
         + dim[None, :],
         key,
-        mask=valid,
     )
 
 
@@ -798,16 +799,18 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     layer = layer.to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # value to kv_block
     tl.store(
@@ -819,7 +822,6 @@ def _append_value_kernel(
         + slot * kv_block_stride_slot
         + dim[None, :],
         value,
-        mask=valid,
     )
 
 
@@ -857,12 +859,6 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     layer = layer.to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM)
@@ -870,6 +866,16 @@ def _append_positions_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    known = (request >= 0) & (request < num_rows)
+    if not known:
+        return
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # key to kv_block
     tl.store(
@@ -880,7 +886,6 @@ def _append_positions_kernel(
         + slot * kv_block_stride_slot
         + dim[None, :],
         key,
-        mask=valid,
     )
 
     # value to kv_block
@@ -893,7 +898,6 @@ def _append_positions_kernel(
         + slot * kv_block_stride_slot
         + dim[None, :],
         value,
-        mask=valid,
     )
 
 

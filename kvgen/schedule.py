@@ -132,15 +132,18 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
 
 
 def _together(layout: Layout, plan: Plan, tokens: int) -> bool:
-    """Whether the loads of an append are kept together: of tiles that become codes under given scales.
+    """Whether the loads of an append are kept together: of rows that are only moved, and of tiles that become codes
+    under given scales.
 
     Left to itself ptxas fits kernels into few registers, and has some loads wait until what others brought is used up.
-    A barrier and a branch behind it cost some 20 ns.
+    A barrier and a branch behind it cost some 20 ns: single rows that become codes are no faster with it.
     """
     if plan.kind != "append" or plan.staged or layout.slots.selective:
         return False
     scales = [stream.scale for stream in map(layout.stream, plan.streams) if stream.encoding]
-    return tokens > 1 and any(scale is not None and not scale.dynamic for scale in scales)
+    if tokens == 1:
+        return not any(stream.encoding for stream in map(layout.stream, plan.streams))
+    return any(scale is not None and not scale.dynamic for scale in scales)
 
 
 def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) -> Schedule:

@@ -70,17 +70,10 @@ def test_a_thread_has_what_one_access_takes() -> None:
 
 
 def test_loads_are_kept_together_where_ptxas_would_part_them() -> None:
-    """Of tiles that become codes under given scales; of no others, nor of single tokens."""
-    names = (
-        "mla_assembled_fp8",
-        "mla_fp8",
-        "paged_x_vector_fp8",
-        "mla",
-        "mla_fp8_record",
-        "paged_x_vector",
-        "nhd_fp8_tensor",
-    )
-    assert [name for name in names if chosen(name).together] == ["mla_assembled_fp8", "mla_fp8", "paged_x_vector_fp8"]
+    """Of single rows that are moved, and of tiles that become codes under given scales."""
+    together = {"paged_nhd": True, "contiguous_hnd": True, "nhd_fp8_tensor": False, "nhd_int4": False}
+    together |= {"mla_fp8": True, "paged_x_vector_fp8": True, "mla": False, "mla_fp8_record": False}
+    assert {name: chosen(name).together for name in together} == together
     text = rendered("mla_fp8")
     kernel = text[text.index("def _append_kernel(") :].partition("@triton.jit")[0]
     for earlier, later in (("rope = tl.load(", "tl.debug_barrier()"), ("tl.debug_barrier()", "valid = ")):
