@@ -217,7 +217,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=2,
+                num_warps=2 if programs is None else 8,
                 enable_fp_fusion=False,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)

@@ -21,7 +21,8 @@ TILE_BYTES = 4096  # of one stream in a tile: two 16-byte accesses for each thre
 BYTES_PER_WARP = 1024  # of one stream, twice as many where values are turned
 ENCODED_VALUES = 2048  # values that are computed with take registers
 ENCODED_PER_WARP = 512  # twice as many where the grid is capped
-OWNED_PER_WARP = 2048  # where threads have all values under a scale
+OWNED_PER_WARP = 2048  # where threads have all values under a scale,
+OWNED_CAPPED = 256  # or at least one access each, where the grid is capped
 CHANNELS = 2  # dims with scales of several tokens that a thread has: those of one access of all lanes side by side
 MOST_TOKENS = 64
 CAPPED_BYTES = 32768  # of one stream where the grid is capped; of all streams where values are computed with
@@ -96,6 +97,8 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     plain = program(budget // widest, per_warp, 16 if together > 1 else 8)
     if together > 1 or any(worked_on_together(side.stream(name)) for side in transfer.sides for name in groups):
         capped = plain  # registers are short already
+        if owned:  # alone on its processor a program takes as long as its threads do
+            capped = program(0, OWNED_CAPPED, 8)
     elif encoded:
         most = max(plain.tokens * row, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
         decoded, encodes = (any(side.stream(name).encoding for name in groups) for side in transfer.sides)
