@@ -1536,7 +1536,7 @@ def _append_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
     # key to key_cache, mxfp8 with a scale per token and head and 32 dims
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
@@ -1562,7 +1562,7 @@ def _append_kernel(
     )
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
@@ -1624,7 +1624,7 @@ def _append_key_kernel(
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
 
     # key to key_cache, mxfp8 with a scale per token and head and 32 dims
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
@@ -1686,7 +1686,7 @@ def _append_value_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
@@ -1771,7 +1771,7 @@ def _append_positions_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
 
     # key to key_cache, mxfp8 with a scale per token and head and 32 dims
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
@@ -1797,7 +1797,7 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     stored = _e8m0_over_ceil(amax, 448.0)
     tl.store(
@@ -2838,6 +2838,17 @@ def _fill_slots_kernel(
 
 
 _EXACT_FMA = tl.constexpr(not triton.knobs.runtime.interpret)  # the interpreter rounds twice
+
+
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
 
 
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)

@@ -20,6 +20,7 @@ from kvgen.emit.encoding import (
     divided,
     divides_itself,
     encoder,
+    in_words,
     lifted,
     pairs_at_once,
     reduced,
@@ -142,7 +143,7 @@ class Copying(Staging):
             mask_definition=named,
             masks=masks,
             encoded=encoding is not None,
-            widened=f"{copy.stream}.to(tl.float32)",
+            widened=self._widened(copy, in_words(encoding)) if encoding else "",
             encode=encoder(encoding) if encoding else "",
             codes=codes_of(encoding, copy.stream, self._source_type(copy)) if encoding else "",
             divides=bool(encoding) and not divides_itself(encoding),
@@ -239,7 +240,7 @@ class Copying(Staging):
         pairs, widened, source = "", context.widened, self._source_type(copy)
         if context.scaled and self.plan.kind == "append" and per == 2 and not (others or pack.moved):
             pairs = pairs_at_once(encoding, copy.stream, source, pack.apart, context.scale.given)
-            widened = f"_widened({copy.stream}, NATIVE)" if pairs and not copy.stages else widened
+            widened = self._widened(copy, bool(pairs))
             self.native |= bool(pairs)
         return replace(
             context,
@@ -279,6 +280,11 @@ class Copying(Staging):
         if self._ahead and not self._by_token(copy, handed):
             return "early"
         return "placed" if self._ahead and self._loads_first() and not handed.dynamic else "late"
+
+    def _widened(self, copy: Copy, in_words: bool) -> str:
+        """The values of a stream as float32, taken out of words by instructions of some processors or by Triton."""
+        short = self.plan.kind == "append" and not copy.stages and self._source_type(copy) != "tl.float32"
+        return f"_widened({copy.stream}, NATIVE)" if in_words and short else f"{copy.stream}.to(tl.float32)"
 
     def _source_type(self, copy: Copy) -> str:
         """The type whose values are to be divided by a scale: short ones are divided more easily."""
