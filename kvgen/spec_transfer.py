@@ -15,7 +15,7 @@ from kvgen.values import Functions, Line, choice, fail, number, shown
 OF_LAYOUTS = ("axes", "block_size", "params", "streams", "buffers", "slots", "fuse", "schedule")
 """Keys of a layout, which a transfer may be given by mistake."""
 
-EXAMPLES = {"transfer": "`{from: paged_nhd, to: paged_hnd}`", "grid": "`{programs: 32}`"}
+EXAMPLES = {"transfer": "`{from: one_layout, to: another}`", "grid": "`{programs: 32}`"}
 """What mappings look like, for those who write something else."""
 
 

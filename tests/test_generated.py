@@ -287,7 +287,7 @@ def test_rows_are_read_before_the_slot_is_known(slots: str, waits: bool, dim: in
     ("name", "function", "first"),
     [
         ("nhd_nvfp4", "gather", ["key", "key_scale", "key_scale_scale", "value", "value_scale", "value_scale_scale"]),
-        ("nhd_bf16k_turbo4v", "gather", ["key"]),  # a codebook takes the registers that values would wait in
+        ("nhd_bf16k_turbo4v", "gather", ["key", "value", "value_scale"]),
         ("nhd_int8_block", "append", ["key", "value", "key_scale", "value_scale"]),
         ("nhd_fp8_tensor", "append", ["key", "key_scale", "value", "value_scale"]),
     ],
