@@ -6,9 +6,10 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 
-from kvgen.harness.interpreter import described_once, exact_widening, patched_once
+from kvgen.harness.interpreter import described_once, exact_widening, patched_once, reduced_at_once
 
 
 def test_the_interpreter_widens_exactly_while_cases_run() -> None:
@@ -86,3 +87,45 @@ def test_the_interpreter_describes_each_type_once() -> None:
     with described_once("cuda"):
         assert (tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype) == kept
     assert (tl.block_type.__init__, tl.tensor.__init__, interpreter._get_np_dtype) == kept
+
+
+@triton.jit
+def _minus_half(a, b):
+    return a - b * 0.5
+
+
+@triton.jit
+def _earlier(a, i, b, j):
+    return tl.where(a < b, a, b), tl.where(a < b, i, j)
+
+
+@triton.jit
+def _reduce(x_ptr, out_ptr, at_ptr, bits_ptr, AXIS: tl.constexpr):
+    first, second, third = (
+        tl.arange(0, 4)[:, None, None],
+        tl.arange(0, 2)[None, :, None],
+        tl.arange(0, 8)[None, None, :],
+    )
+    index = first * 16 + second * 8 + third
+    x = tl.load(x_ptr + index)
+    ones = tl.full((4, 2, 8), 0, tl.int32)
+    tl.store(out_ptr + index, tl.reduce(x, AXIS, _minus_half, keep_dims=True) + ones)
+    _least, at = tl.reduce((x, index), AXIS, _earlier)
+    tl.store(at_ptr + index, tl.expand_dims(at, AXIS) + ones)
+    tl.store(bits_ptr + index, tl.xor_sum(x.to(tl.int32, bitcast=True), AXIS, keep_dims=True) ^ ones)
+
+
+def test_reductions_combine_in_the_order_of_the_interpreter() -> None:
+    """Of one tensor and of several, along any axis, with the axis kept and without; far fewer calls do it."""
+    x = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    for axis in range(3):
+        found, calls = [], []
+        for context in (reduced_at_once("cuda"), reduced_at_once("cpu")):
+            out = [torch.zeros(64), torch.zeros(64, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)]
+            with context, patch.object(_minus_half, "fn", wraps=_minus_half.fn) as combine:
+                _reduce[(1,)](x, *out, AXIS=axis)
+            found.append(out)
+            calls.append(combine.call_count)
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        length = (4, 2, 8)[axis]
+        assert calls == [64 // length * (length - 1), length - 1]
