@@ -98,7 +98,7 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     if together > 1 or any(worked_on_together(side.stream(name)) for side in transfer.sides for name in groups):
         capped = plain  # registers are short already
         if owned:  # alone on its processor a program takes as long as its threads do
-            capped = program(0, OWNED_CAPPED, 8)
+            capped = program(0, OWNED_CAPPED, max(8, plain.num_warps))
     elif encoded:
         most = max(plain.tokens * row, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
         decoded, encodes = (any(side.stream(name).encoding for name in groups) for side in transfer.sides)
