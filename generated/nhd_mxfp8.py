@@ -1522,10 +1522,6 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
     dim_lane = tl.arange(0, 32)
@@ -1534,6 +1530,12 @@ def _append_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # key to key_cache, mxfp8 with a scale per token and head and 32 dims
     key = _widened(key, NATIVE)
@@ -1546,7 +1548,6 @@ def _append_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
-        mask=valid,
     )
     scale = _e8m0_values(stored)
     key = _shifted(key, scale)
@@ -1558,7 +1559,6 @@ def _append_kernel(
         + head[:, None, None] * key_cache_stride_head
         + dim[None, :, :],
         key,
-        mask=valid,
     )
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
@@ -1572,7 +1572,6 @@ def _append_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
-        mask=valid,
     )
     scale = _e8m0_values(stored)
     value = _shifted(value, scale)
@@ -1584,7 +1583,6 @@ def _append_kernel(
         + head[:, None, None] * value_cache_stride_head
         + dim[None, :, :],
         value,
-        mask=valid,
     )
 
 
@@ -1611,10 +1609,6 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
     dim_lane = tl.arange(0, 32)
@@ -1622,6 +1616,12 @@ def _append_key_kernel(
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # key to key_cache, mxfp8 with a scale per token and head and 32 dims
     key = _widened(key, NATIVE)
@@ -1634,7 +1634,6 @@ def _append_key_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
-        mask=valid,
     )
     scale = _e8m0_values(stored)
     key = _shifted(key, scale)
@@ -1646,7 +1645,6 @@ def _append_key_kernel(
         + head[:, None, None] * key_cache_stride_head
         + dim[None, :, :],
         key,
-        mask=valid,
     )
 
 
@@ -1673,10 +1671,6 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
     dim_lane = tl.arange(0, 32)
@@ -1684,6 +1678,12 @@ def _append_value_kernel(
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
     value = _widened(value, NATIVE)
@@ -1696,7 +1696,6 @@ def _append_value_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
-        mask=valid,
     )
     scale = _e8m0_values(stored)
     value = _shifted(value, scale)
@@ -1708,7 +1707,6 @@ def _append_value_kernel(
         + head[:, None, None] * value_cache_stride_head
         + dim[None, :, :],
         value,
-        mask=valid,
     )
 
 
@@ -1755,12 +1753,6 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim_group = tl.arange(0, 4)
     dim_lane = tl.arange(0, 32)
@@ -1769,6 +1761,16 @@ def _append_positions_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None, None] * key_stride_head + dim[None, :, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None, None] * value_stride_head + dim[None, :, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+    known = (request >= 0) & (request < num_rows)
+    if not known:
+        return
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = (slot_number >= 0) & (slot_number < num_slots)
+    if not valid:
+        return
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # key to key_cache, mxfp8 with a scale per token and head and 32 dims
     key = _widened(key, NATIVE)
@@ -1781,7 +1783,6 @@ def _append_positions_kernel(
         + head[:, None, None] * key_scales_stride_head
         + dim_group[None, :, None],
         stored,
-        mask=valid,
     )
     scale = _e8m0_values(stored)
     key = _shifted(key, scale)
@@ -1793,7 +1794,6 @@ def _append_positions_kernel(
         + head[:, None, None] * key_cache_stride_head
         + dim[None, :, :],
         key,
-        mask=valid,
     )
 
     # value to value_cache, mxfp8 with a scale per token and head and 32 dims
@@ -1807,7 +1807,6 @@ def _append_positions_kernel(
         + head[:, None, None] * value_scales_stride_head
         + dim_group[None, :, None],
         stored,
-        mask=valid,
     )
     scale = _e8m0_values(stored)
     value = _shifted(value, scale)
@@ -1819,7 +1818,6 @@ def _append_positions_kernel(
         + head[:, None, None] * value_cache_stride_head
         + dim[None, :, :],
         value,
-        mask=valid,
     )
 
 

@@ -132,18 +132,24 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
 
 
 def _together(layout: Layout, plan: Plan, tokens: int) -> bool:
-    """Whether the loads of an append are kept together: of rows that are only moved, and of tiles that become codes
-    under given scales.
+    """Whether the loads of an append are kept together: of single rows that are moved or become codes in little work,
+    and of tiles that become codes under given scales.
 
     Left to itself ptxas fits kernels into few registers, and has some loads wait until what others brought is used up.
-    A barrier and a branch behind it cost some 20 ns: single rows that become codes are no faster with it.
+    A barrier and a branch behind it cost some 20 ns: where there is much work on a row it is no faster with them.
     """
     if plan.kind != "append" or plan.staged or layout.slots.selective:
         return False
-    scales = [stream.scale for stream in map(layout.stream, plan.streams) if stream.encoding]
+    streams = [layout.stream(name) for name in plan.streams]
     if tokens == 1:
-        return not any(stream.encoding for stream in map(layout.stream, plan.streams))
-    return any(scale is not None and not scale.dynamic for scale in scales)
+        return all(stream.encoding is None or _bytes_under_exponents(stream) for stream in streams)
+    return any(stream.encoding and stream.scale and not stream.scale.dynamic for stream in streams)
+
+
+def _bytes_under_exponents(stream: Stream) -> bool:
+    """Whether a stream's codes take a byte each and are found without a division."""
+    scale = stream.scale
+    return MODES[stream.encoding.mode].bits == 8 and scale is not None and scale.dynamic and scale.grid == "pow2"
 
 
 def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) -> Schedule:
