@@ -90,7 +90,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     worked_on = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
     streams = [layout.stream(name) for name in plan.streams]
     moved = not worked_on and not slot_minor
-    tokens = wish.tokens or _tokens(layout, slot_minor, worked_on, widest, 2 * row if plan.staged else row, moved)
+    encodes = worked_on and plan.kind == "append"
+    tokens = wish.tokens or _tokens(layout, slot_minor, encodes, widest, 2 * row if plan.staged else row, moved)
     rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
     in_pairs = rows and plan.kind == "gather" and row == TARGET_VALUES and _aligned(layout, plan) == VECTOR
     tokens = 2 if in_pairs and not wish.tokens else tokens
@@ -117,7 +118,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     if moved and tokens > 1 and not wish.num_warps:
         few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
     by_count = tokens > 1 and wish.tokens is None and not moved and not whole_groups
-    encoding = plan.kind == "append" and worked_on and not (plan.staged or slot_minor)
+    encoding = encodes and not (plan.staged or slot_minor)
     few = FEW_ENCODED if encoding or in_pairs else FEW_TOKENS
     some = SOME_TOKENS
     if slot_minor and by_count and not wish.num_warps:
@@ -196,16 +197,18 @@ def _values_per_warp(slot_minor: bool, encoded: bool, plan: Plan) -> int:
     """Values of one stream that a warp takes: few where they are only moved, more where they are worked on."""
     if not slot_minor:
         return 1024 if encoded else 256
+    if plan.kind == "gather":
+        return 512
     if plan.placement != "slots":
-        return 1024 if plan.kind == "gather" else 256  # looking slots up in tables takes registers
+        return 256  # looking slots up in tables takes registers
     return 512 if encoded else 1024
 
 
-def _tokens(layout: Layout, slot_minor: bool, encoded: bool, widest: int, row: int, moved: bool) -> int:
+def _tokens(layout: Layout, slot_minor: bool, encodes: bool, widest: int, row: int, moved: bool) -> int:
     """Tokens of one program where there are many; half as many where they are only ``moved``."""
     if not slot_minor:
         return 1 if row >= TARGET_VALUES else min(8, (1 if moved else 2) * TARGET_VALUES // row)
-    tokens = max(1, min(SLOT_TILE // 2 if encoded else SLOT_TILE, MAX_VALUES // widest))
+    tokens = max(1, min(SLOT_TILE // 2 if encodes else SLOT_TILE, MAX_VALUES // widest))
     while layout.block_size is not None and tokens > layout.block_size:
         tokens //= 2
     return tokens
@@ -214,22 +217,35 @@ def _tokens(layout: Layout, slot_minor: bool, encoded: bool, widest: int, row: i
 def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None, vector: bool) -> Tile:
     """Tile axes in logical order, but for the one along the lanes, which goes last.
 
-    A token that is appended alone is no axis; one that is gathered is (``vector``): its row may be zeroed.
+    A token that is appended alone is no axis; one that is gathered is (``vector``): its row may be zeroed. Where tokens
+    are along the lanes and some dims lie side by side, each lane gathers those: the sectors that it reads are whole.
     """
     view = plan.cache_view(copy)
     last = _lane(layout, plan, copy)
+    beside = _beside(layout, plan, copy) if vector and last == "token" else 1
     sides: dict[str, int | None] = {"token": tokens}
     for axis in layout.stream(copy.stream).axes:
         if axis.name == "dim" and (group := layout.stream(copy.stream).group):
             sides["group"] = padded_side(-(-axis.extent // group))
             sides["dim"] = padded_side(group)
+        elif axis.name == "dim" and beside > 1:
+            sides["run"] = padded_side(-(-axis.extent // beside))
         else:
             sides[axis.name] = heads if axis.name == "head" and heads is not None else padded_side(axis.extent)
+    if beside > 1:  # of axes that are alike to it the compiler takes the first along the lanes
+        sides["dim"], last = beside, "dim"
     order = [name for name in sides if name != last] + [last]
     kept = [name for name in order if sides[name] != 1 or (name == "token" and vector)]
     fastest = view.steps[-1].digit.axis
     runs = fastest in ("slot", SLOT_NUMBER) and tokens > 1 and view.unit == view.itemsize
     return Tile(tuple(kept), tuple(sides[name] for name in kept), runs)
+
+
+def _beside(layout: Layout, plan: Plan, copy: Copy) -> int:
+    """Dims of a row that lie side by side in the cache and can be an axis of a tile, the others being another one."""
+    stream, run = layout.stream(copy.stream), _dims_beside(plan.cache_view(copy))
+    apart = copy.stages or stream.group or _by_channel(stream) or stream.axes[-1].extent is None
+    return 1 if apart or run is None or run & (run - 1) else run
 
 
 def _holding(layout: Layout, plan: Plan, found: Schedule) -> Schedule:
@@ -276,16 +292,9 @@ def lane(view: View) -> str:
 
     Along the last axis of a tile codes that share bytes are put together: it is ``dim`` then.
     """
-    if view.pack:
+    values = None if view.pack else _dims_beside(view)
+    if values is None:
         return "dim"
-    values = 1
-    for step in reversed(view.steps):
-        digit = step.digit
-        if digit.axis != "dim" or step.dim is not None or step.factor * view.unit != values * view.itemsize:
-            break
-        if digit.size is None:
-            return "dim"
-        values *= digit.size
     run = values * view.itemsize
     rest = [step.digit.axis for step in view.steps if step.digit.axis != "dim"]
     after = "token" if rest[-1] in ("slot", SLOT_NUMBER) else rest[-1]
@@ -293,6 +302,19 @@ def lane(view: View) -> str:
     if run >= SECTOR or not dims_left:
         return "dim"
     return after if after == "token" or (after == "head" and run < VECTOR) else "dim"
+
+
+def _dims_beside(view: View) -> int | None:
+    """How many values of a row lie side by side; None where only the launch knows."""
+    values = 1
+    for step in reversed(view.steps):
+        digit = step.digit
+        if digit.axis != "dim" or step.dim is not None or step.factor * view.unit != values * view.itemsize:
+            break
+        if digit.size is None:
+            return None
+        values *= digit.size
+    return values
 
 
 def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool, most: int) -> int | None:

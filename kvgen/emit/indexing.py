@@ -58,6 +58,10 @@ class Indexing:
                 variables[axis.name], found = self._grouped(stream, axis, name, tile)
                 masks += found
                 continue
+            if axis.name == "dim" and "run" in tile.order:
+                variables[axis.name], found = self._in_vectors(stream, axis, name, tile)
+                masks += found
+                continue
             place = tile.order.index(axis.name) if axis.name in tile.order else None
             variables[axis.name] = Variable(name, place)
             bound = self._define(stream, axis, name, 1 if place is None else tile.sides[place])
@@ -87,6 +91,19 @@ class Indexing:
         if sides[1] != size:
             masks.append(f"({name}_lane < {size}){subscript(places[1], rank)}")
         return variable, masks
+
+    def _in_vectors(self, stream: str, axis: Axis, name: str, tile: Tile) -> tuple[Variable, list[str]]:
+        """The index variable of dims in runs that lie side by side: two axes of the tile, with others between them."""
+        known, name = dict(zip(tile.order, tile.sides, strict=True)), f"{name}_vector"
+        places = tile.order.index("run"), tile.order.index("dim")
+        wide = ".to(tl.int64)" if axis.name in self.wide else ""
+        runs, lanes = f"tl.arange(0, {known['run']}){wide}", f"tl.arange(0, {known['dim']})"
+        self.definitions[name] = f"{runs}[:, None] * {known['dim']} + {lanes}[None, :]"
+        if known["run"] * known["dim"] == axis.extent:
+            return Variable(name, places), []
+        constant = extent_name(self.layout, stream, axis.name)
+        self.constants[constant] = str(axis.extent)
+        return Variable(name, places), [f"({name} < {constant}){subscript(places, len(tile.order))}"]
 
     def _define(self, stream: str, axis: Axis, name: str, side: int | None) -> str | None:
         """Define the index variable of an axis; returns the bound to mask it with where its side is padded."""

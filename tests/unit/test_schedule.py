@@ -37,6 +37,8 @@ def test_a_tile_of_tokens_where_slot_is_fastest() -> None:
     assert (found.tokens, found.by_count, found.heads, found.num_warps) == (16, True, 1, 2)
     assert (found.few_tokens, found.few, found.some, found.few_warps) == (1, 64, 64, 1)
     assert [(tile.order, tile.runs) for tile in found.tiles] == [(("dim", "token"), False), (("dim", "token"), True)]
+    gathered = [(tile.order, tile.sides, tile.runs) for tile in chosen("paged_x_vector", "gather").tiles]
+    assert gathered == [(("token", "run", "dim"), (16, 16, 8), False), (("dim", "token"), (128, 16), True)]
 
 
 def test_small_rows_share_a_program() -> None:
@@ -83,7 +85,8 @@ def test_loads_are_kept_together_where_ptxas_would_part_them() -> None:
 def test_warps_of_gathers() -> None:
     """Rows of codes of a byte are gathered in pairs where accesses are wide; the slots of pages take no more warps."""
     gathered = {"paged_nhd": (1, 2), "nhd_int8_block": (2, 2), "packed_fp8_token_head": (1, 1)}
-    gathered |= {"nhd_nvfp4": (1, 1), "nhd_bf16k_turbo3v": (1, 1), "paged_x_vector": (16, 2)}
+    gathered |= {"nhd_nvfp4": (1, 1), "nhd_bf16k_turbo3v": (1, 1), "paged_x_vector": (16, 4)}
+    gathered |= {"paged_x_vector_fp8": (16, 4)}
     for name, expected in gathered.items():
         for function in ("gather", "gather_paged"):
             found = chosen(name, function)
