@@ -103,7 +103,7 @@ def transfer(src_cache, dst_host_cache, src_slots, dst_slots, *, programs=PROGRA
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 32
+    tokens = 2 if programs is None else 32
     stages = 3 if programs is not None and _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
@@ -130,7 +130,7 @@ def transfer(src_cache, dst_host_cache, src_slots, dst_slots, *, programs=PROGRA
                 src_slots,
                 dst_slots,
                 *numbers,
-                num_warps=4 if programs is None else 8,
+                num_warps=1 if programs is None else 8,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -183,7 +183,7 @@ def transfer_blocks(src_cache, dst_host_cache, src_blocks, dst_blocks, *, num_to
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 32
+    tokens = 2 if programs is None else 32
     stages = 3 if programs is not None and _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
@@ -210,7 +210,7 @@ def transfer_blocks(src_cache, dst_host_cache, src_blocks, dst_blocks, *, num_to
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=4 if programs is None else 8,
+                num_warps=1 if programs is None else 8,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 

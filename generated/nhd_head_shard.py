@@ -143,7 +143,7 @@ def transfer(
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 16
+    tokens = 2 if programs is None else 16
     stages = 3 if programs is not None and _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
@@ -179,7 +179,7 @@ def transfer(
                 src_slots,
                 dst_slots,
                 *numbers,
-                num_warps=4 if programs is None else 8,
+                num_warps=1 if programs is None else 8,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -265,7 +265,7 @@ def transfer_blocks(
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 4 if programs is None else 16
+    tokens = 2 if programs is None else 16
     stages = 4 if programs is not None and _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
@@ -301,7 +301,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=4 if programs is None else 8,
+                num_warps=1 if programs is None else 8,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 

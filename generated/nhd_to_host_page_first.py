@@ -147,7 +147,7 @@ def transfer(
     dst_num_slots = dst_num_blocks * DST_BLOCK_SIZE
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 2 if programs is None else 16
+    tokens = 1 if programs is None else 16
     stages = 1
     aligned = src_key_cache_table.aligned and src_value_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
@@ -185,7 +185,7 @@ def transfer(
                 src_slots,
                 dst_slots,
                 *numbers,
-                num_warps=4 if programs is None else 16,
+                num_warps=1 if programs is None else 16,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -279,7 +279,7 @@ def transfer_blocks(
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
         _check_whole("programs", programs, 1)
-    tokens = 2 if programs is None else 16
+    tokens = 1 if programs is None else 16
     stages = 1
     aligned = src_key_cache_table.aligned and src_value_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
@@ -317,7 +317,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=4 if programs is None else 16,
+                num_warps=1 if programs is None else 16,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 

@@ -1567,7 +1567,7 @@ def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
 
 def _outs(out, count):
     """One tensor for each stream."""
-    if not isinstance(out, tuple | list) or len(out) != count:
+    if not isinstance(out, (tuple, list)) or len(out) != count:
         raise TypeError(f"out: expected {count} tensors, one for each stream")
     return out
 

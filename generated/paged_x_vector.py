@@ -373,7 +373,7 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
         )
         with _on(device):
             compiled = _gather_kernel[grid](
-                key_out, value_out, key_cache, value_cache, slots, *numbers, num_warps=1 if num_tokens <= 64 else 2
+                key_out, value_out, key_cache, value_cache, slots, *numbers, num_warps=1 if num_tokens <= 64 else 4
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
@@ -485,7 +485,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -1157,17 +1157,18 @@ def _gather_kernel(
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
+    dim_vector = tl.arange(0, 16).to(tl.int64)[:, None] * 8 + tl.arange(0, 8)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+        + block[:, None, None] * key_cache_stride_block * STRIDE_UNIT
         + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
-        + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
-        + (dim % 8)[:, None],
-        mask=valid[None, :],
+        + (dim_vector // 8)[None, :, :] * key_cache_stride_dim_div8 * STRIDE_UNIT
+        + slot[:, None, None] * key_cache_stride_slot * STRIDE_UNIT
+        + (dim_vector % 8)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
     if whole:
@@ -1192,11 +1193,11 @@ def _gather_kernel(
     # key from key_cache
     tl.store(
         key_out_ptr
-        + token[None, :] * key_out_stride_token * STRIDE_UNIT
+        + token[:, None, None] * key_out_stride_token * STRIDE_UNIT
         + head * key_out_stride_head * STRIDE_UNIT
-        + dim[:, None],
+        + dim_vector[None, :, :],
         key,
-        mask=written[None, :],
+        mask=written[:, None, None],
     )
 
     # value from value_cache
@@ -1267,17 +1268,18 @@ def _gather_paged_kernel(
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
+    dim_vector = tl.arange(0, 16).to(tl.int64)[:, None] * 8 + tl.arange(0, 8)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+        + block[:, None, None] * key_cache_stride_block * STRIDE_UNIT
         + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
-        + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
-        + (dim % 8)[:, None],
-        mask=valid[None, :],
+        + (dim_vector // 8)[None, :, :] * key_cache_stride_dim_div8 * STRIDE_UNIT
+        + slot[:, None, None] * key_cache_stride_slot * STRIDE_UNIT
+        + (dim_vector % 8)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
     if whole:
@@ -1302,11 +1304,11 @@ def _gather_paged_kernel(
     # key from key_cache
     tl.store(
         key_out_ptr
-        + token[None, :] * key_out_stride_token * STRIDE_UNIT
+        + token[:, None, None] * key_out_stride_token * STRIDE_UNIT
         + head * key_out_stride_head * STRIDE_UNIT
-        + dim[:, None],
+        + dim_vector[None, :, :],
         key,
-        mask=written[None, :],
+        mask=written[:, None, None],
     )
 
     # value from value_cache
@@ -1819,7 +1821,7 @@ def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
 
 def _outs(out, count):
     """One tensor for each stream."""
-    if not isinstance(out, tuple | list) or len(out) != count:
+    if not isinstance(out, (tuple, list)) or len(out) != count:
         raise TypeError(f"out: expected {count} tensors, one for each stream")
     return out
 

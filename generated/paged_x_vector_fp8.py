@@ -445,7 +445,7 @@ def gather(key_cache, value_cache, slots, key_scale, value_scale, *, dtype=None,
         exact=True,
     )
     _check_separate("key_out", key_out, "value_out", value_out)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens), 8)
@@ -477,7 +477,7 @@ def gather(key_cache, value_cache, slots, key_scale, value_scale, *, dtype=None,
                 value_scale,
                 slots,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
@@ -577,7 +577,7 @@ def gather_paged(
         exact=True,
     )
     _check_separate("key_out", key_out, "value_out", value_out)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens), 8)
@@ -615,7 +615,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
@@ -700,7 +700,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
                 value_cache.view(torch.uint8),
                 slots,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
             )
         _gather_codes_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
@@ -817,7 +817,7 @@ def gather_codes_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
             )
         _gather_codes_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -1608,17 +1608,18 @@ def _gather_kernel(
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block
+        + block[:, None, None] * key_cache_stride_block
         + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        mask=valid[None, :],
+        + (dim_vector // 16)[None, :, :] * key_cache_stride_dim_div16
+        + slot[:, None, None] * key_cache_stride_slot
+        + (dim_vector % 16)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
     key_scale = tl.load(key_scale_ptr)
@@ -1648,9 +1649,9 @@ def _gather_kernel(
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
+        key_out_ptr + token[:, None, None] * key_out_stride_token + head * key_out_stride_head + dim_vector[None, :, :],
         key,
-        mask=written[None, :],
+        mask=written[:, None, None],
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per tensor
@@ -1724,17 +1725,18 @@ def _gather_paged_kernel(
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block
+        + block[:, None, None] * key_cache_stride_block
         + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        mask=valid[None, :],
+        + (dim_vector // 16)[None, :, :] * key_cache_stride_dim_div16
+        + slot[:, None, None] * key_cache_stride_slot
+        + (dim_vector % 16)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
     key_scale = tl.load(key_scale_ptr)
@@ -1764,9 +1766,9 @@ def _gather_paged_kernel(
     key = key * scale
     key = _rounded(key, key_out_ptr.dtype.element_ty)
     tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
+        key_out_ptr + token[:, None, None] * key_out_stride_token + head * key_out_stride_head + dim_vector[None, :, :],
         key,
-        mask=written[None, :],
+        mask=written[:, None, None],
     )
 
     # value from value_cache, fp8_e4m3 with a given scale per tensor
@@ -1825,17 +1827,18 @@ def _gather_codes_kernel(
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block
+        + block[:, None, None] * key_cache_stride_block
         + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        mask=valid[None, :],
+        + (dim_vector // 16)[None, :, :] * key_cache_stride_dim_div16
+        + slot[:, None, None] * key_cache_stride_slot
+        + (dim_vector % 16)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
     if whole:
@@ -1859,9 +1862,9 @@ def _gather_codes_kernel(
 
     # key from key_cache
     tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
+        key_out_ptr + token[:, None, None] * key_out_stride_token + head * key_out_stride_head + dim_vector[None, :, :],
         key,
-        mask=written[None, :],
+        mask=written[:, None, None],
     )
 
     # value from value_cache
@@ -1928,17 +1931,18 @@ def _gather_codes_paged_kernel(
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = tl.program_id(1).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
-        + block[None, :] * key_cache_stride_block
+        + block[:, None, None] * key_cache_stride_block
         + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        mask=valid[None, :],
+        + (dim_vector // 16)[None, :, :] * key_cache_stride_dim_div16
+        + slot[:, None, None] * key_cache_stride_slot
+        + (dim_vector % 16)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
     if whole:
@@ -1962,9 +1966,9 @@ def _gather_codes_paged_kernel(
 
     # key from key_cache
     tl.store(
-        key_out_ptr + token[None, :] * key_out_stride_token + head * key_out_stride_head + dim[:, None],
+        key_out_ptr + token[:, None, None] * key_out_stride_token + head * key_out_stride_head + dim_vector[None, :, :],
         key,
-        mask=written[None, :],
+        mask=written[:, None, None],
     )
 
     # value from value_cache
@@ -2642,7 +2646,7 @@ def _check_stream(name, tensor, num_tokens, shape, dtypes, device, exact=False):
 
 def _outs(out, count):
     """One tensor for each stream."""
-    if not isinstance(out, tuple | list) or len(out) != count:
+    if not isinstance(out, (tuple, list)) or len(out) != count:
         raise TypeError(f"out: expected {count} tensors, one for each stream")
     return out
 

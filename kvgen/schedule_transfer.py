@@ -17,8 +17,9 @@ from kvgen.plan import Copy, Plan
 from kvgen.schedule import DYNAMIC_SIDE, SECTOR, VECTOR, Tile, lane, padded_side, worked_on_together
 from kvgen.transfer import Transfer, most_together, tokens_together
 
-TILE_BYTES = 4096  # of one stream in a tile: two 16-byte accesses for each thread of 4 warps; more were no faster
-BYTES_PER_WARP = 1024  # of one stream, twice as many where values are turned
+TILE_BYTES = 2048  # of one stream in a tile: four 16-byte accesses for each thread of a warp; more were no faster
+TILE_PER_WARP = 2048
+BYTES_PER_WARP = 1024  # of one stream where the grid is capped, twice as many where values are turned
 ENCODED_VALUES = 2048  # values that are computed with take registers
 ENCODED_PER_WARP = 512  # twice as many where the grid is capped
 OWNED_PER_WARP = 2048  # where threads have all values under a scale,
@@ -94,7 +95,7 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
         tokens = padded_side(together) if together > 1 else _tokens(transfer, wanted, least)
         return Program(tokens, _warps(tokens * widest, per_warp, most_warps), heads=heads)
 
-    plain = program(budget // widest, per_warp, 16 if together > 1 else 8)
+    plain = program(budget // widest, per_warp if encoded else TILE_PER_WARP, 16 if together > 1 else 8)
     if together > 1 or any(worked_on_together(side.stream(name)) for side in transfer.sides for name in groups):
         capped = plain  # registers are short already
         if owned:  # alone on its processor a program takes as long as its threads do
@@ -108,7 +109,7 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
         stages = FEW_STAGES if decoded or by_slots else ENCODED_STAGES
         capped = _staged(transfer, plan, capped, row, stages, scales)
     else:
-        most = max(2 * budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
+        most = max(4 * budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
         capped = _filled(transfer, plan, program(most // widest, per_warp, 16), most // widest, row)
     return TransferSchedule(plain, capped, tiles, groups, together if together > 1 else None)
 
