@@ -281,7 +281,7 @@ def append_fused(query, latent, rope, query_out, cache, slot_mapping, positions,
     _check_weight("latent_weight", latent_weight, LATENT_DIM, (torch.float32, latent.dtype), device)
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 64), (torch.float32, rope.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
         grid = (num_tokens, 2)
         numbers = (
             cos_sin.shape[0],
@@ -309,7 +309,7 @@ def append_fused(query, latent, rope, query_out, cache, slot_mapping, positions,
                 query,
                 query_out,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=1,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -342,13 +342,7 @@ def append_fused_latent(latent, cache, slot_mapping, latent_weight):
         numbers = (num_slots, cache.stride(0), cache.stride(1), latent.stride(0), _native(device))
         with _on(device):
             compiled = _append_fused_latent_kernel[grid](
-                latent,
-                cache,
-                latent_weight,
-                slot_mapping,
-                *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
-                enable_fp_fusion=False,
+                latent, cache, latent_weight, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
             )
         _append_fused_latent_kept.keep(compiled, grid, numbers, tensors)
 
@@ -386,7 +380,7 @@ def append_fused_rope(query, rope, query_out, cache, slot_mapping, positions, co
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 64), (torch.float32, rope.dtype), device)
     tokens = 1 if num_tokens <= 64 else 8
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
         grid = (triton.cdiv(num_tokens, tokens), 9)
         numbers = (
             cos_sin.shape[0],
@@ -1362,6 +1356,7 @@ def _append_positions_kernel(
 def _append_fused_query(
     token,
     position,
+    num_positions,
     part,
     query_ptr,
     query_out_ptr,
@@ -1378,13 +1373,16 @@ def _append_fused_query(
     query_dim = tl.arange(0, QUERY_DIM)
     query_pair = tl.arange(0, 32)
     query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_dim[None, :])
+    tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
+    # A position past the table has no angle: all else is on its way before it is known whether there is one.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (16, 32))
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :], (16, 32))
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 32, (16, 32))
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :] + 32, (16, 32))
     ).to(tl.float32)
-    tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
     query, query_partner = tl.split(tl.reshape(query, (16, 32, 2)))
@@ -1396,6 +1394,7 @@ def _append_fused_query(
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_dim[None, :],
         _rounded(query, query_ptr.dtype.element_ty),
+        mask=known,
     )
 
 
@@ -1430,28 +1429,22 @@ def _append_fused_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    # A position past the table has no angle.
-    known = True & (position >= 0) & (position < num_positions)
     if tl.program_id(1) >= 1:
-        if known:
-            _append_fused_query(
-                token,
-                position,
-                tl.program_id(1) - 1,
-                query_ptr,
-                query_out_ptr,
-                cos_sin_ptr,
-                query_stride_token,
-                query_stride_head,
-                query_out_stride_token,
-                query_out_stride_head,
-                cos_sin_stride_position,
-            )
+        _append_fused_query(
+            token,
+            position,
+            num_positions,
+            tl.program_id(1) - 1,
+            query_ptr,
+            query_out_ptr,
+            cos_sin_ptr,
+            query_stride_token,
+            query_stride_head,
+            query_out_stride_token,
+            query_out_stride_head,
+            cos_sin_stride_position,
+        )
         return
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     latent_dim_group = tl.arange(0, 4)
     latent_dim_lane = tl.arange(0, 128)
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
@@ -1462,10 +1455,15 @@ def _append_fused_kernel(
     latent = tl.load(latent_ptr + token * latent_stride_token + latent_dim)
     latent_weight = tl.load(tl.broadcast_to(latent_weight_ptr + latent_dim, (4, 128))).to(tl.float32)
     rope = tl.load(rope_ptr + token * rope_stride_token + rope_dim)
-    rope_cos = tl.load(cos_sin_ptr + position * cos_sin_stride_position + rope_pair, mask=known, other=0).to(tl.float32)
-    rope_sin = tl.load(cos_sin_ptr + position * cos_sin_stride_position + rope_pair + 32, mask=known, other=0).to(
-        tl.float32
-    )
+    # A position past the table has no angle.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    rope_cos = tl.load(cos_sin_ptr + row * cos_sin_stride_position + rope_pair).to(tl.float32)
+    rope_sin = tl.load(cos_sin_ptr + row * cos_sin_stride_position + rope_pair + 32).to(tl.float32)
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
@@ -1520,10 +1518,6 @@ def _append_fused_latent_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     latent_dim_group = tl.arange(0, 4)
     latent_dim_lane = tl.arange(0, 128)
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
@@ -1531,6 +1525,10 @@ def _append_fused_latent_kernel(
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(latent_ptr + token * latent_stride_token + latent_dim)
     latent_weight = tl.load(tl.broadcast_to(latent_weight_ptr + latent_dim, (4, 128))).to(tl.float32)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
@@ -1556,8 +1554,9 @@ def _append_fused_latent_kernel(
 @triton.jit
 def _append_fused_rope_query(
     token,
+    in_range,
     position,
-    known,
+    num_positions,
     part,
     query_ptr,
     query_out_ptr,
@@ -1579,25 +1578,23 @@ def _append_fused_rope_query(
         + token[:, None, None] * query_stride_token
         + head[None, :, None] * query_stride_head
         + query_dim[None, None, :],
-        mask=known[:, None, None],
+        mask=in_range[:, None, None],
         other=0,
     )
+    tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
+    # A position past the table has no angle: all else is on its way before it is known whether there is one.
+    known = (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
     query_cos = tl.load(
         tl.broadcast_to(
-            cos_sin_ptr + position[:, None, None] * cos_sin_stride_position + query_pair[None, None, :], (TOKENS, 2, 32)
-        ),
-        mask=known[:, None, None],
-        other=0,
+            cos_sin_ptr + row[:, None, None] * cos_sin_stride_position + query_pair[None, None, :], (TOKENS, 2, 32)
+        )
     ).to(tl.float32)
     query_sin = tl.load(
         tl.broadcast_to(
-            cos_sin_ptr + position[:, None, None] * cos_sin_stride_position + query_pair[None, None, :] + 32,
-            (TOKENS, 2, 32),
-        ),
-        mask=known[:, None, None],
-        other=0,
+            cos_sin_ptr + row[:, None, None] * cos_sin_stride_position + query_pair[None, None, :] + 32, (TOKENS, 2, 32)
+        )
     ).to(tl.float32)
-    tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
     query, query_partner = tl.split(tl.reshape(query, (TOKENS, 2, 32, 2)))
@@ -1646,13 +1643,12 @@ def _append_fused_rope_kernel(
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    # A position past the table has no angle.
-    known = (position >= 0) & (position < num_positions)
     if tl.program_id(1) >= 1:
         _append_fused_rope_query(
             token,
+            in_range,
             position,
-            known,
+            num_positions,
             tl.program_id(1) - 1,
             query_ptr,
             query_out_ptr,
@@ -1665,25 +1661,22 @@ def _append_fused_rope_kernel(
             TOKENS,
         )
         return
-    valid = in_range & known & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     rope_dim = tl.arange(0, ROPE_DIM)
     rope_pair = tl.arange(0, 32)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    # A position past the table has no angle.
+    known = (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    valid = in_range & known & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
     rope_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position[:, None] * cos_sin_stride_position + rope_pair[None, :], (TOKENS, 32)),
-        mask=known[:, None],
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row[:, None] * cos_sin_stride_position + rope_pair[None, :], (TOKENS, 32))
     ).to(tl.float32)
     rope_sin = tl.load(
-        tl.broadcast_to(
-            cos_sin_ptr + position[:, None] * cos_sin_stride_position + rope_pair[None, :] + 32, (TOKENS, 32)
-        ),
-        mask=known[:, None],
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row[:, None] * cos_sin_stride_position + rope_pair[None, :] + 32, (TOKENS, 32))
     ).to(tl.float32)
 
     # rope to cache

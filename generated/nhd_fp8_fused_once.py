@@ -421,7 +421,7 @@ def append_fused(
     _check_weight("key_weight", key_weight, HEAD_DIM, (torch.float32, key.dtype), device)
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, key.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
         grid = (num_tokens,)
         numbers = (
             cos_sin.shape[0],
@@ -452,7 +452,7 @@ def append_fused(
                 slot_mapping,
                 positions,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
+                num_warps=2,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -495,7 +495,7 @@ def append_fused_key(key, key_cache, slot_mapping, positions, key_weight, cos_si
     _check_weight("key_weight", key_weight, HEAD_DIM, (torch.float32, key.dtype), device)
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, key.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
         grid = (num_tokens,)
         numbers = (
             cos_sin.shape[0],
@@ -518,7 +518,7 @@ def append_fused_key(key, key_cache, slot_mapping, positions, key_weight, cos_si
                 slot_mapping,
                 positions,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
+                num_warps=2,
                 enable_fp_fusion=False,
             )
         _append_fused_key_kept.keep(compiled, grid, numbers, tensors)
@@ -1627,14 +1627,8 @@ def _append_fused_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    # A position past the table has no angle.
-    known = True & (position >= 0) & (position < num_positions)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
@@ -1642,20 +1636,23 @@ def _append_fused_kernel(
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_scale = tl.load(key_scale_ptr)
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
-    key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
-    key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value_scale = tl.load(value_scale_ptr)
+    # A position past the table has no angle.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
+        tl.float32
+    )
+    key_sin = tl.load(
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
@@ -1673,12 +1670,13 @@ def _append_fused_kernel(
         key * key_cos - key_partner * key_sin,
         key_partner * key_cos + key * key_sin,
     )
-    key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
+    key_partner = key_partner.to(tl.float32)
     scale = _to_float32(key_scale)
     key = _over_one(key, scale, tl.float32)
+    key_partner = _over_one(key_partner, scale, tl.float32)
     key = _fp8_e4m3_codes(key, NATIVE)
-    key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
+    key_partner = _fp8_e4m3_codes(key_partner, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1740,32 +1738,29 @@ def _append_fused_key_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    # A position past the table has no angle.
-    known = True & (position >= 0) & (position < num_positions)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     key_other = key_pair + 64
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_scale = tl.load(key_scale_ptr)
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
-    key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
-    key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
+    # A position past the table has no angle.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
+        tl.float32
+    )
+    key_sin = tl.load(
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
@@ -1783,12 +1778,13 @@ def _append_fused_key_kernel(
         key * key_cos - key_partner * key_sin,
         key_partner * key_cos + key * key_sin,
     )
-    key = tl.reshape(tl.permute(tl.join(key, key_partner), (0, 2, 1)), (8, 128))
     key = key.to(tl.float32)
+    key_partner = key_partner.to(tl.float32)
     scale = _to_float32(key_scale)
     key = _over_one(key, scale, tl.float32)
+    key_partner = _over_one(key_partner, scale, tl.float32)
     key = _fp8_e4m3_codes(key, NATIVE)
-    key, key_partner = tl.split(tl.permute(tl.reshape(key, (8, 2, 64)), (0, 2, 1)))
+    key_partner = _fp8_e4m3_codes(key_partner, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block

@@ -271,7 +271,7 @@ def append_fused(key, value, key_cache, value_cache, slot_mapping, positions, ke
     _check_weight("key_weight", key_weight, HEAD_DIM, (torch.float32, key.dtype), device)
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, key.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
         grid = (num_tokens,)
         numbers = (
             cos_sin.shape[0],
@@ -333,7 +333,7 @@ def append_fused_key(key, key_cache, slot_mapping, positions, key_weight, cos_si
     _check_weight("key_weight", key_weight, HEAD_DIM, (torch.float32, key.dtype), device)
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, key.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
         grid = (num_tokens,)
         numbers = (
             cos_sin.shape[0],
@@ -1078,33 +1078,30 @@ def _append_fused_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    # A position past the table has no angle.
-    known = True & (position >= 0) & (position < num_positions)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
-    key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
-    key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32) + 1.0
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32) + 1.0
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    # A position past the table has no angle.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
+        tl.float32
+    )
+    key_sin = tl.load(
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
 
     # key to key_cache
     key = key.to(tl.float32)
@@ -1182,31 +1179,28 @@ def _append_fused_key_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    # A position past the table has no angle.
-    known = True & (position >= 0) & (position < num_positions)
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     key_other = key_pair + 64
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
-    key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
-    key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32) + 1.0
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32) + 1.0
+    # A position past the table has no angle.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
+        tl.float32
+    )
+    key_sin = tl.load(
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
 
     # key to key_cache
     key = key.to(tl.float32)

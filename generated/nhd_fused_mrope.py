@@ -302,7 +302,7 @@ def append_fused(
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, key.dtype), device)
     _check_weight("query_weight", query_weight, HEAD_DIM, (torch.float32, query.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
         grid = (num_tokens, 5)
         numbers = (
             positions.stride(0) if positions.dim() == 2 else 0,
@@ -338,7 +338,7 @@ def append_fused(
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=2,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -384,7 +384,7 @@ def append_fused_key(query, key, query_out, key_cache, slot_mapping, positions, 
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, key.dtype), device)
     _check_weight("query_weight", query_weight, HEAD_DIM, (torch.float32, query.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
         grid = (num_tokens, 5)
         numbers = (
             positions.stride(0) if positions.dim() == 2 else 0,
@@ -413,7 +413,7 @@ def append_fused_key(query, key, query_out, key_cache, slot_mapping, positions, 
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=2,
                 enable_fp_fusion=False,
             )
         _append_fused_key_kept.keep(compiled, grid, numbers, tensors)
@@ -1111,6 +1111,7 @@ def _append_fused_query(
     position_time,
     position_height,
     position_width,
+    num_positions,
     part,
     query_ptr,
     query_out_ptr,
@@ -1124,39 +1125,52 @@ def _append_fused_query(
 ):
     """Stages of 8 query heads."""
     head = part.to(tl.int64) * 8 + tl.arange(0, 8)
-    query_pair = tl.arange(0, 64)
+    query_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     query_other = query_pair + 64
     query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_pair[None, :])
     query_partner = tl.load(
         query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_other[None, :]
     )
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
+    tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
+    # A position past the table has no angle: all else is on its way before it is known whether there is one.
+    known = (
+        True
+        & (position_time >= 0)
+        & (position_time < num_positions)
+        & (position_height >= 0)
+        & (position_height < num_positions)
+        & (position_width >= 0)
+        & (position_width < num_positions)
+    )
+    row_time = tl.where(known, position_time, 0)
+    row_height = tl.where(known, position_height, 0)
+    row_width = tl.where(known, position_width, 0)
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     query_turn = query_pair - (query_pair * 43691 >> 17) * 3
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_cos_width, query_cos)
     query_cos = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_cos_height, query_cos)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_sin_width, query_sin)
     query_sin = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_sin_height, query_sin)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
-    tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
@@ -1179,10 +1193,12 @@ def _append_fused_query(
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_pair[None, :],
         _rounded(query, query_ptr.dtype.element_ty),
+        mask=known,
     )
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_other[None, :],
         _rounded(query_partner, query_ptr.dtype.element_ty),
+        mask=known,
     )
 
 
@@ -1228,6 +1244,36 @@ def _append_fused_kernel(
     position_time = tl.load(positions_ptr + token).to(tl.int64)
     position_height = tl.load(positions_ptr + positions_stride + token).to(tl.int64)
     position_width = tl.load(positions_ptr + 2 * positions_stride + token).to(tl.int64)
+    if tl.program_id(1) >= 1:
+        _append_fused_query(
+            token,
+            position_time,
+            position_height,
+            position_width,
+            num_positions,
+            tl.program_id(1) - 1,
+            query_ptr,
+            query_out_ptr,
+            query_weight_ptr,
+            cos_sin_ptr,
+            query_stride_token,
+            query_stride_head,
+            query_out_stride_token,
+            query_out_stride_head,
+            cos_sin_stride_position,
+        )
+        return
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
+    key_other = key_pair + 64
+    dim = tl.arange(0, HEAD_DIM)
+
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
+    key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
+    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
+    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     # A position past the table has no angle.
     known = (
         True
@@ -1238,76 +1284,37 @@ def _append_fused_kernel(
         & (position_width >= 0)
         & (position_width < num_positions)
     )
-    if tl.program_id(1) >= 1:
-        if known:
-            _append_fused_query(
-                token,
-                position_time,
-                position_height,
-                position_width,
-                tl.program_id(1) - 1,
-                query_ptr,
-                query_out_ptr,
-                query_weight_ptr,
-                cos_sin_ptr,
-                query_stride_token,
-                query_stride_head,
-                query_out_stride_token,
-                query_out_stride_head,
-                cos_sin_stride_position,
-            )
-        return
+    row_time = tl.where(known, position_time, 0)
+    row_height = tl.where(known, position_height, 0)
+    row_width = tl.where(known, position_width, 0)
     # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
-    key_other = key_pair + 64
-    dim = tl.arange(0, HEAD_DIM)
-
-    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
-    key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
     key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
     key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to key_cache
     key = key.to(tl.float32)
@@ -1367,6 +1374,7 @@ def _append_fused_key_query(
     position_time,
     position_height,
     position_width,
+    num_positions,
     part,
     query_ptr,
     query_out_ptr,
@@ -1380,39 +1388,52 @@ def _append_fused_key_query(
 ):
     """Stages of 8 query heads."""
     head = part.to(tl.int64) * 8 + tl.arange(0, 8)
-    query_pair = tl.arange(0, 64)
+    query_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     query_other = query_pair + 64
     query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_pair[None, :])
     query_partner = tl.load(
         query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_other[None, :]
     )
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
+    tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
+    # A position past the table has no angle: all else is on its way before it is known whether there is one.
+    known = (
+        True
+        & (position_time >= 0)
+        & (position_time < num_positions)
+        & (position_height >= 0)
+        & (position_height < num_positions)
+        & (position_width >= 0)
+        & (position_width < num_positions)
+    )
+    row_time = tl.where(known, position_time, 0)
+    row_height = tl.where(known, position_height, 0)
+    row_width = tl.where(known, position_width, 0)
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     query_turn = query_pair - (query_pair * 43691 >> 17) * 3
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_cos_width, query_cos)
     query_cos = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_cos_height, query_cos)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_sin_width, query_sin)
     query_sin = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_sin_height, query_sin)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
-    tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
@@ -1435,10 +1456,12 @@ def _append_fused_key_query(
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_pair[None, :],
         _rounded(query, query_ptr.dtype.element_ty),
+        mask=known,
     )
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_other[None, :],
         _rounded(query_partner, query_ptr.dtype.element_ty),
+        mask=known,
     )
 
 
@@ -1476,6 +1499,34 @@ def _append_fused_key_kernel(
     position_time = tl.load(positions_ptr + token).to(tl.int64)
     position_height = tl.load(positions_ptr + positions_stride + token).to(tl.int64)
     position_width = tl.load(positions_ptr + 2 * positions_stride + token).to(tl.int64)
+    if tl.program_id(1) >= 1:
+        _append_fused_key_query(
+            token,
+            position_time,
+            position_height,
+            position_width,
+            num_positions,
+            tl.program_id(1) - 1,
+            query_ptr,
+            query_out_ptr,
+            query_weight_ptr,
+            cos_sin_ptr,
+            query_stride_token,
+            query_stride_head,
+            query_out_stride_token,
+            query_out_stride_head,
+            cos_sin_stride_position,
+        )
+        return
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
+    key_other = key_pair + 64
+
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
+    key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
+    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
+    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
     # A position past the table has no angle.
     known = (
         True
@@ -1486,74 +1537,37 @@ def _append_fused_key_kernel(
         & (position_width >= 0)
         & (position_width < num_positions)
     )
-    if tl.program_id(1) >= 1:
-        if known:
-            _append_fused_key_query(
-                token,
-                position_time,
-                position_height,
-                position_width,
-                tl.program_id(1) - 1,
-                query_ptr,
-                query_out_ptr,
-                query_weight_ptr,
-                cos_sin_ptr,
-                query_stride_token,
-                query_stride_head,
-                query_out_stride_token,
-                query_out_stride_head,
-                cos_sin_stride_position,
-            )
-        return
+    row_time = tl.where(known, position_time, 0)
+    row_height = tl.where(known, position_height, 0)
+    row_width = tl.where(known, position_width, 0)
     # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
-    key_other = key_pair + 64
-
-    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
-    key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
     key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
+        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
     key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
 
     # key to key_cache
     key = key.to(tl.float32)

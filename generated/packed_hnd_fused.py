@@ -256,8 +256,8 @@ def append_fused(qkv, query_out, kv_cache, slot_mapping, positions, key_weight, 
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, qkv.dtype), device)
     _check_weight("query_weight", query_weight, HEAD_DIM, (torch.float32, qkv.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
-        grid = (num_tokens, 3)
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
+        grid = (num_tokens, 5)
         numbers = (
             cos_sin.shape[0],
             num_slots,
@@ -280,7 +280,7 @@ def append_fused(qkv, query_out, kv_cache, slot_mapping, positions, key_weight, 
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
+                num_warps=2,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -323,8 +323,8 @@ def append_fused_key(qkv, query_out, kv_cache, slot_mapping, positions, key_weig
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, qkv.dtype), device)
     _check_weight("query_weight", query_weight, HEAD_DIM, (torch.float32, qkv.dtype), device)
     num_slots = num_blocks * BLOCK_SIZE
-    if num_tokens > 0:
-        grid = (num_tokens, 3)
+    if num_tokens > 0 and cos_sin.shape[0] > 0:
+        grid = (num_tokens, 5)
         numbers = (
             cos_sin.shape[0],
             num_slots,
@@ -347,7 +347,7 @@ def append_fused_key(qkv, query_out, kv_cache, slot_mapping, positions, key_weig
                 query_out,
                 query_weight,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 2,
+                num_warps=2,
                 enable_fp_fusion=False,
             )
         _append_fused_key_kept.keep(compiled, grid, numbers, tensors)
@@ -983,6 +983,7 @@ def _append_positions_kernel(
 def _append_fused_query(
     token,
     position,
+    num_positions,
     part,
     qkv_ptr,
     query_out_ptr,
@@ -993,21 +994,24 @@ def _append_fused_query(
     query_out_stride_head,
     cos_sin_stride_position,
 ):
-    """Stages of 16 query heads."""
-    head = part.to(tl.int64) * 16 + tl.arange(0, 16)
-    query_pair = tl.arange(0, 64)
+    """Stages of 8 query heads."""
+    head = part.to(tl.int64) * 8 + tl.arange(0, 8)
+    query_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     query_other = query_pair + 64
     query = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_pair[None, :])
     query_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_other[None, :])
-    query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (16, 64))
-    ).to(tl.float32)
-    query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (16, 64))
-    ).to(tl.float32)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (16, 64))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (16, 64))).to(tl.float32)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
+    # A position past the table has no angle: all else is on its way before it is known whether there is one.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    query_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :], (8, 64))).to(
+        tl.float32
+    )
+    query_sin = tl.load(
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
@@ -1030,10 +1034,12 @@ def _append_fused_query(
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_pair[None, :],
         _rounded(query, qkv_ptr.dtype.element_ty),
+        mask=known,
     )
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_other[None, :],
         _rounded(query_partner, qkv_ptr.dtype.element_ty),
+        mask=known,
     )
 
 
@@ -1065,49 +1071,46 @@ def _append_fused_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    # A position past the table has no angle.
-    known = True & (position >= 0) & (position < num_positions)
     if tl.program_id(1) >= 1:
-        if known:
-            _append_fused_query(
-                token,
-                position,
-                tl.program_id(1) - 1,
-                qkv_ptr,
-                query_out_ptr,
-                query_weight_ptr,
-                cos_sin_ptr,
-                qkv_stride_token,
-                query_out_stride_token,
-                query_out_stride_head,
-                cos_sin_stride_position,
-            )
+        _append_fused_query(
+            token,
+            position,
+            num_positions,
+            tl.program_id(1) - 1,
+            qkv_ptr,
+            query_out_ptr,
+            query_weight_ptr,
+            cos_sin_ptr,
+            qkv_stride_token,
+            query_out_stride_token,
+            query_out_stride_head,
+            cos_sin_stride_position,
+        )
         return
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_pair[None, :] + 4096)
     key_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_other[None, :] + 4096)
-    key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
-    key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
     value = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + dim[None, :] + 5120)
+    # A position past the table has no angle.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
+        tl.float32
+    )
+    key_sin = tl.load(
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
 
     # key to kv_cache
     key = key.to(tl.float32)
@@ -1166,6 +1169,7 @@ def _append_fused_kernel(
 def _append_fused_key_query(
     token,
     position,
+    num_positions,
     part,
     qkv_ptr,
     query_out_ptr,
@@ -1176,21 +1180,24 @@ def _append_fused_key_query(
     query_out_stride_head,
     cos_sin_stride_position,
 ):
-    """Stages of 16 query heads."""
-    head = part.to(tl.int64) * 16 + tl.arange(0, 16)
-    query_pair = tl.arange(0, 64)
+    """Stages of 8 query heads."""
+    head = part.to(tl.int64) * 8 + tl.arange(0, 8)
+    query_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     query_other = query_pair + 64
     query = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_pair[None, :])
     query_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + query_other[None, :])
-    query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :], (16, 64))
-    ).to(tl.float32)
-    query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + query_pair[None, :] + 64, (16, 64))
-    ).to(tl.float32)
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (16, 64))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (16, 64))).to(tl.float32)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
+    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
+    # A position past the table has no angle: all else is on its way before it is known whether there is one.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    query_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :], (8, 64))).to(
+        tl.float32
+    )
+    query_sin = tl.load(
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
     # RMS norm over 128 values, squares summed in float64
@@ -1213,10 +1220,12 @@ def _append_fused_key_query(
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_pair[None, :],
         _rounded(query, qkv_ptr.dtype.element_ty),
+        mask=known,
     )
     tl.store(
         query_out_ptr + token * query_out_stride_token + head[:, None] * query_out_stride_head + query_other[None, :],
         _rounded(query_partner, qkv_ptr.dtype.element_ty),
+        mask=known,
     )
 
 
@@ -1247,47 +1256,44 @@ def _append_fused_key_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
-    # A position past the table has no angle.
-    known = True & (position >= 0) & (position < num_positions)
     if tl.program_id(1) >= 1:
-        if known:
-            _append_fused_key_query(
-                token,
-                position,
-                tl.program_id(1) - 1,
-                qkv_ptr,
-                query_out_ptr,
-                query_weight_ptr,
-                cos_sin_ptr,
-                qkv_stride_token,
-                query_out_stride_token,
-                query_out_stride_head,
-                cos_sin_stride_position,
-            )
+        _append_fused_key_query(
+            token,
+            position,
+            num_positions,
+            tl.program_id(1) - 1,
+            qkv_ptr,
+            query_out_ptr,
+            query_weight_ptr,
+            cos_sin_ptr,
+            qkv_stride_token,
+            query_out_stride_token,
+            query_out_stride_head,
+            cos_sin_stride_position,
+        )
         return
-    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
-    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     key_other = key_pair + 64
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_pair[None, :] + 4096)
     key_partner = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + key_other[None, :] + 4096)
-    key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :], (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
-    key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + position * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
-        mask=known,
-        other=0,
-    ).to(tl.float32)
     key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
+    # A position past the table has no angle.
+    known = True & (position >= 0) & (position < num_positions)
+    row = tl.where(known, position, 0)
+    # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
+    valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
+        tl.float32
+    )
+    key_sin = tl.load(
+        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+    ).to(tl.float32)
 
     # key to kv_cache
     key = key.to(tl.float32)

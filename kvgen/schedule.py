@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from kvgen.layout import KernelHints, Layout, Record, Stream
 from kvgen.lower import SLOT_NUMBER
-from kvgen.plan import Copy, Plan, View
+from kvgen.plan import Copy, Norm, Plan, View
 from kvgen.quant import MODES
 
 TARGET_VALUES = 1024  # values a program moves at the least, where tokens are many: 4 warps of 16-byte accesses
@@ -36,7 +36,7 @@ SOME_TOKENS = 1024  # up to here more warps a program pay where values are encod
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 STAGED_VALUES = 1024  # values of one stream that a program works on at the most
 STAGED_PER_WARP = 512  # values a warp works on,
-QUERY_PER_WARP = 1024  # more of a query, whose programs are most of them,
+TURNED_PER_WARP = 1024  # more of a query that is only turned,
 STAGED_FEW = 128  # and few with few tokens
 
 
@@ -97,9 +97,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     tokens = 2 if in_pairs and not wish.tokens else tokens
     whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
     tokens = max(tokens, 512 // row) if whole_groups and not (slot_minor or wish.tokens) else tokens
-    mrope = plan.query is not None and plan.rotary is not None and plan.rotary.mrope  # rows of three positions
-    staged = QUERY_PER_WARP if mrope else STAGED_PER_WARP
-    per_warp = staged if plan.staged else _values_per_warp(slot_minor, worked_on, plan)
+    per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on, plan)
     if moved:
         per_warp = 512 if tokens == 1 else 1024  # more accesses of a thread are under way at a time
     if plan.kind == "append" and rows and tokens == 1:
@@ -114,7 +112,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     # Codes that are unpacked to be turned go through shared memory where a thread has few of them.
     fewest = STAGED_FEW if plan.staged else 512 if any(map(worked_on_together, streams)) else 256
     few_warps = max(num_warps, min(4, padded_side(math.ceil(row / fewest))))
-    few_warps = num_warps if wish.num_warps or not worked_on or whole_groups else few_warps
+    few_warps = num_warps if wish.num_warps or not worked_on or whole_groups or _enough(layout, plan) else few_warps
     if moved and tokens > 1 and not wish.num_warps:
         few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
     by_count = tokens > 1 and wish.tokens is None and not moved and not whole_groups
@@ -157,13 +155,23 @@ def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) 
     """As many query heads a program as give its warps enough to work on, and never one alone."""
     heads, dim = (axis.extent for axis in layout.stream(plan.query.stream).axes)
     row = found.tokens * padded_side(dim)
-    each = min(padded_side(heads), max(2, found.num_warps * QUERY_PER_WARP // row))
+    normed = any(isinstance(stage, Norm) for stage in plan.query.stages)
+    per_warp = STAGED_PER_WARP if normed else TURNED_PER_WARP
+    each = min(padded_side(heads), max(2, found.num_warps * per_warp // row))
     tile = _tile(layout, plan, plan.query, found.tokens, each, vector=False)
     found = replace(found, query_heads=each, query_tile=tile)
     if wish.num_warps:
         return found
-    warps = max(found.num_warps, min(8, padded_side(math.ceil(each * row / QUERY_PER_WARP))))
+    warps = max(found.num_warps, min(8, padded_side(math.ceil(each * row / per_warp))))
     return replace(found, num_warps=warps, few_warps=max(warps, found.few_warps))
+
+
+def _enough(layout: Layout, plan: Plan) -> bool:
+    """Whether more warps do not pay where there are few tokens: beside programs of a query, or where a code is made at
+    once of what stages leave, which takes the same of each thread.
+    """
+    coded = any(c.stages and layout.stream(c.stream).encoding and not c.stages[-1].rounds for c in plan.copies)
+    return plan.query is not None or coded
 
 
 def worked_on_together(stream: Stream) -> bool:

@@ -9,6 +9,8 @@ from tests.mutation import Mutant, check_layout, check_spread, family, pairs, pl
 FUSE = "fuse:\n  key: [{rms_norm: {weight: plus_one}}, {rope: {rotary_dim: 8}}]\n"
 WHOLE = "fuse:\n  key: [rope, {rms_norm: {weight: plus_one}}]\n  query: {heads: 4, stages: key}\n"
 FP8 = "{quant: {mode: fp8_e4m3, scale: {per: [], source: static}}}"
+DYNAMIC = "{quant: {mode: fp8_e4m3, scale: {per: token head, source: dynamic}}}"
+SCALES = {"key.scale": "slot head", "value.scale": "slot head"}
 LAYOUTS = {
     **family("fused", rest=FUSE),
     **family("query", rest=FUSE + "  query: {heads: 4, stages: key}\n"),
@@ -17,12 +19,15 @@ LAYOUTS = {
     **family("three", rest=FUSE + "  positions: {mrope: [2, 1, 1]}\n"),
     **family("halves", FP8, dim=16, head=4, rest=WHOLE),
     **family("halves5", FP8.replace("e4m3", "e5m2"), dim=16, head=4, rest=WHOLE),
+    **family("rows", DYNAMIC, dim=16, head=4, rest=WHOLE, leaves=SCALES),
+    **family("rows5", DYNAMIC.replace("e4m3", "e5m2"), dim=16, head=4, rest=WHOLE, leaves=SCALES),
     **family("split", dim=16, head=4, rest=WHOLE.replace("rope,", "{rope: {style: interleaved}},")),
 }
 FUSED, WITH_QUERY, CHAIN, PACKED, THREE, HALVES, SPLIT = map(
     placed, ("fused", "query", "chain", "packed", "three", "halves", "split")
 )
-CODED = (*HALVES[:2], *placed("halves5")[:2])  # slots below dims: each value's other is loaded beside it
+# Slots below dims: each value's other is loaded beside it.
+CODED, WHOLE_ROWS = ((*placed(a)[:2], *placed(b)[:2]) for a, b in (("halves", "halves5"), ("rows", "rows5")))
 KERNEL, QUERY, CASE = "_append_fused_kernel", "_append_fused_query", "append_fused/T7"
 
 # fmt: off
@@ -54,7 +59,7 @@ QUERIES = [
     Mutant("query heads in another order", WITH_QUERY, QUERY, r"(query_out_ptr\s+\+ [^\n]*\s+\+ )head", r"\1(head ^ 1)", CASE),
     Mutant("heads of the query taken for those of K", PACKED, KERNEL, r"\+ 48\b", "+ 36", CASE),
     Mutant("K taken for V", PACKED, KERNEL, r"\+ 84\b", "+ 48", CASE),
-    Mutant("skipped tokens' query left out", WITH_QUERY, KERNEL, r"(_append_fused_query\(\s*token,\s*position,\s*)known", r"\1known & (tl.load(slot_mapping_ptr + token, mask=in_range, other=-1) >= 0)", "append_fused/skipped"),
+    Mutant("skipped tokens' query left out", WITH_QUERY, KERNEL, r"(_append_fused_query\(\s*token,\s*)in_range", r"\1in_range & (tl.load(slot_mapping_ptr + token, mask=in_range, other=-1) >= 0)", "append_fused/skipped"),
 ]
 
 # Rows of which all turns: in halves (neox), or split while they turn (interleaved); K with slots below dims is neither.
@@ -64,8 +69,9 @@ TOGETHER = [
     Mutant("squares of the first half alone", HALVES, QUERY, r"tl\.fma\([^)]*\)", "query_wide * query_wide", CASE),
     Mutant("both halves have the weight of the first", HALVES, QUERY, r"query_weight_ptr \+ query_other", "query_weight_ptr + query_pair", CASE),
     Mutant("halves turned the other way", HALVES, QUERY, r"(query_cos) - (query_partner \* query_sin)", r"\1 + \2", CASE),
-    Mutant("halves of codes exchanged", CODED, KERNEL, r"key, key_partner = tl\.split", "key_partner, key = tl.split", CASE),
-    Mutant("halves put together as neighbours", CODED, KERNEL, r"tl\.permute\((tl\.join\(key, key_partner\)), \(0, 1, 3, 2\)\)", r"\1", CASE),
+    Mutant("first half coded twice", CODED, KERNEL, r"_over_one\(key_partner,", "_over_one(key,", CASE),
+    Mutant("halves of codes exchanged", WHOLE_ROWS, KERNEL, r"key, key_partner = tl\.split", "key_partner, key = tl.split", CASE),
+    Mutant("halves put together as neighbours", WHOLE_ROWS, KERNEL, r"tl\.permute\((tl\.join\(key, key_partner\)), \(0, 1, 3, 2\)\)", r"\1", CASE),
     Mutant("pairs split the other way round", SPLIT, QUERY, r"query, query_partner = tl\.split", "query_partner, query = tl.split", CASE),
     Mutant("pairs put together the other way round", SPLIT, QUERY, r"tl\.join\(query, query_partner\)", "tl.join(query_partner, query)", CASE),
     Mutant("cosine of the time for that of the width", THREE, KERNEL, r"key_cos_width, key_cos\)", "key_cos, key_cos)", CASE),
@@ -81,7 +87,7 @@ def test_is_noticed(mutant: Mutant, name: str) -> None:
 
 
 def test_kinds() -> None:
-    fewer = ("halves of codes exchanged", "halves put together as neighbours")
+    fewer = ("first half coded twice", "halves of codes exchanged", "halves put together as neighbours")
     check_spread(
         MUTANTS, at_least=35, fewer=dict.fromkeys(fewer, "rows are in halves in no layout with slots below dims")
     )

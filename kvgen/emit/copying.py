@@ -35,6 +35,7 @@ from kvgen.emit.sections import (
     FillContext,
     Masks,
     PairContext,
+    PartContext,
     PlaneContext,
     ScaleContext,
     Side,
@@ -86,6 +87,11 @@ class Copying(Staging):
         """Whether nothing is written for a skipped token by masks; else its program, which has no other, has ended."""
         return self.tiled or (self._ahead and not self.sched.together)
 
+    @property
+    def _slot_last(self) -> bool:
+        """Whether slots and positions are looked at behind the loads of rows: compilers keep to that where they can."""
+        return self.sched.together or (self._ahead and bool(self.plan.staged) and self._loads_first())
+
     def _kept(self, token: str) -> list[str]:
         """The condition on what lies at a token's slot; none where skipped tokens have left before."""
         return [f"valid{token}"] if self._masked else []
@@ -96,14 +102,15 @@ class Copying(Staging):
             return self._kept(token)
         return [f"in_range{token}"] if self.tiled else []
 
-    def _placed(self, token: str) -> list[str]:
-        """The condition on what lies at a token's positions."""
-        return [f"known{token}"] if self._ahead and self._bounded else self._read(token)
-
     @property
     def _bounded(self) -> bool:
         """Whether angles come from a table, which ends somewhere."""
         return any(arg.name == "num_positions" for arg in position_args(self.plan))
+
+    @property
+    def _by_row(self) -> bool:
+        """Whether angles are read before it is known which tokens are skipped."""
+        return self._bounded and self._ahead
 
     def _copy(self, copy: Copy, tile: Tile) -> CopyContext:
         rank = len(tile.order)
@@ -143,11 +150,10 @@ class Copying(Staging):
             mask_definition=named,
             masks=masks,
             encoded=encoding is not None,
-            widened=self._widened(copy, in_words(encoding)) if encoding else "",
             encode=encoder(encoding) if encoding else "",
-            codes=codes_of(encoding, copy.stream, self._source_type(copy)) if encoding else "",
+            parts=self._parts(copy, tile) if encoding else (),
             divides=bool(encoding) and not divides_itself(encoding),
-            divided=divided(encoding, copy.stream, self._source_type(copy), self.plan.staged) if copy.scale else "",
+            divided=self._divided(copy, copy.stream),
             decode=decoder(encoding) if encoding else "",
             decode_limits=", NATIVE" if encoding and encoding.code in NATIVE else "",
             rotated=bool(encoding and encoding.rotation),
@@ -160,7 +166,7 @@ class Copying(Staging):
             zero=self._zero(copy, tile, variables) if copy.zero else None,
             params=self._pair(copy, tile, variables) if copy.zero else None,
             staged=bool(copy.stages),
-            stages=self._stages(copy, tile, variables, self._placed(token)) if copy.stages else None,
+            stages=self._stages(copy, tile, variables, [] if self._ahead else read) if copy.stages else None,
             rounds=bool(copy.stages) and encoding is None,
             loads=True,
         )
@@ -174,6 +180,23 @@ class Copying(Staging):
             for unused in set() if self._by_dim(copy) else {name, f"{name}_lane"} - before:
                 self.definitions.pop(unused, None)
         return self._packed(context, copy, tile, variables) if cache.pack else context
+
+    def _divided(self, copy: Copy, name: str) -> str:
+        """Values of a copy over their scale, if they have one."""
+        encoding = self.layout.stream(copy.stream).encoding
+        return divided(encoding, name, self._source_type(copy), self.plan.staged) if copy.scale else ""
+
+    def _parts(self, copy: Copy, tile: Tile) -> tuple[PartContext, ...]:
+        """What becomes codes at a time: a stream's values, or those of its halves."""
+        pairs, encoding = pairs_of(self.layout, copy, tile), self.layout.stream(copy.stream).encoding
+        names = [copy.stream, f"{copy.stream}_partner"] if pairs.halved and not self._rejoined(copy) else [copy.stream]
+        kind, words = self._source_type(copy), in_words(encoding)
+        return tuple(
+            PartContext(
+                name, self._widened(copy, name, words), self._divided(copy, name), codes_of(encoding, name, kind)
+            )
+            for name in names
+        )
 
     def _in_runs(self, context: CopyContext, copy: Copy, tile: Tile) -> CopyContext:
         """The section of codes that share bytes, where what shares a byte or a scale is to lie in one thread each.
@@ -237,10 +260,10 @@ class Copying(Staging):
         )
         transposed = len(others) == 3 and per == 8
         pack, encoding = build_pack(view, tile, transposed), layout.stream(copy.stream).encoding
-        pairs, widened, source = "", context.widened, self._source_type(copy)
+        pairs, (part,), source = "", context.parts, self._source_type(copy)
         if context.scaled and self.plan.kind == "append" and per == 2 and not (others or pack.moved):
             pairs = pairs_at_once(encoding, copy.stream, source, pack.apart, context.scale.given)
-            widened = self._widened(copy, bool(pairs))
+            part = replace(part, widened=self._widened(copy, copy.stream, bool(pairs)))
             self.native |= bool(pairs)
         return replace(
             context,
@@ -249,7 +272,7 @@ class Copying(Staging):
             packed=True,
             pack=pack,
             pairs=pairs,
-            widened=widened,
+            parts=(part,),
             divides=context.divides and not pairs,
             planed=bool(others),
             transposed=transposed,
@@ -281,10 +304,10 @@ class Copying(Staging):
             return "early"
         return "placed" if self._ahead and self._loads_first() and not handed.dynamic else "late"
 
-    def _widened(self, copy: Copy, in_words: bool) -> str:
-        """The values of a stream as float32, taken out of words by instructions of some processors or by Triton."""
+    def _widened(self, copy: Copy, name: str, in_words: bool) -> str:
+        """Values of a stream as float32, taken out of words by instructions of some processors or by Triton."""
         short = self.plan.kind == "append" and not copy.stages and self._source_type(copy) != "tl.float32"
-        return f"_widened({copy.stream}, NATIVE)" if in_words and short else f"{copy.stream}.to(tl.float32)"
+        return f"_widened({name}, NATIVE)" if in_words and short else f"{name}.to(tl.float32)"
 
     def _source_type(self, copy: Copy) -> str:
         """The type whose values are to be divided by a scale: short ones are divided more easily."""

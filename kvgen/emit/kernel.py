@@ -8,20 +8,13 @@ from kvgen.emit.args import Arg, data_args, placement_args, position_args, rotat
 from kvgen.emit.copying import Copying
 from kvgen.emit.encoding import casts
 from kvgen.emit.names import block_size_name
-from kvgen.emit.query import QueryContext, build_query
-from kvgen.emit.sections import CopyContext, FillContext
+from kvgen.emit.query import QueryContext, build_query, in_table
+from kvgen.emit.sections import CopyContext, FillContext, PositionContext
+from kvgen.emit.stages import AXES
 from kvgen.layout import Layout
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Plan
 from kvgen.schedule import Schedule, schedule
-
-
-@dataclass(frozen=True, slots=True)
-class PositionContext:
-    """A position of a token: its name, and what is added to the pointer to all positions."""
-
-    name: str
-    offset: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ class Builder(Copying):
             self.constants["SKIP"] = str(layout.slots.skip)
         positions, query = self._positions(), None
         if plan.query:
-            query = build_query(layout, plan, self.sched, self.stride_unit, tuple(p.name for p in positions))
+            query = build_query(layout, plan, self.sched, self.stride_unit, positions)
         uses = self._uses()
         aligned, scalar = uses["run_aligned"], ["True"] if uses["scalar_mask"] else []
         return Kernel(
@@ -110,7 +103,7 @@ class Builder(Copying):
             run_number="tl.multiple_of(first, TOKENS)" if aligned else "first",
             in_range=", mask=in_range, other=-1" if self.tiled else "",
             positions=positions,
-            known=" & ".join([*scalar, *(f"({p.name} >= 0) & ({p.name} < num_positions)" for p in positions)]),
+            known=" & ".join([*scalar, *map(in_table, positions)]),
             query=query,
             uses=uses,
         )
@@ -121,10 +114,10 @@ class Builder(Copying):
         if rotary is None:
             return ()
         if rotary.mrope is None:
-            return (PositionContext("position", ""),)
+            return (PositionContext("position", "", "row"),)
         offsets = ("", " + positions_stride", " + 2 * positions_stride")
-        names = ("position_time", "position_height", "position_width")
-        return tuple(PositionContext(name, offset) for name, offset in zip(names, offsets, strict=True))
+        found = zip(AXES, offsets, strict=True)
+        return tuple(PositionContext(f"position_{axis}", offset, f"row_{axis}") for axis, offset in found)
 
     def _valid(self) -> str:
         """The condition on a slot number: all of it, or what comes before the remap table."""
@@ -150,7 +143,8 @@ class Builder(Copying):
             "gather": plan.kind == "gather",
             "ahead": self._ahead,
             "together": self.sched.together,
-            "slot_first": not self.sched.together,
+            "slot_first": not self._slot_last,
+            "slot_last": self._slot_last,
             "scalar_mask": self._masked and not self.tiled,
             "early_return": plan.kind == "append" and not self._masked,
             "known_return": self.sched.together and not self.tiled,
@@ -162,7 +156,7 @@ class Builder(Copying):
             "remap": slots.remap is not None,
             "bounded": self._bounded,
             "query": plan.query is not None,
-            "guarded_query": self._bounded and not self.tiled,
+            "rows": self._by_row,
             "loads_first": self._loads_first(),
             "loads_each": not self._loads_first(),
             "layer": "layer" in self.axes,

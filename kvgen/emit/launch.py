@@ -117,6 +117,7 @@ class Function:
     out_ndim: int
     slots: str
     kernel: Kernel
+    anything: str  # whether there is anything to do
     grid: str
     given: str  # the tensors that every launch takes
     optional: tuple[str, ...]  # those that may be None
@@ -159,6 +160,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
     outs = _outs(layout, plan, streams)
     written = [each.name for each in (outs or held)]
     out_sizes, out_tensors = _told(outs, sizes, held)
+    table = [arg.value for arg in kernel.args if arg.name == "num_positions"]  # one without rows has no angles
     return Function(
         name=plan.name,
         summary=summary,
@@ -192,6 +194,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         tokens=f"{sched.few_tokens} if num_tokens <= {sched.few} else {sched.tokens}",
         options=_options(kernel.schedule, exact),
         strided=counted_strides(kernel.args, "stride_unit"),
+        anything=" and ".join(f"{count} > 0" for count in ("num_tokens", *table)),
         num_slots=f"{num_blocks_name(layout)} * {block_size_name(layout)}",
         remap=layout.slots.remap or "",
         num_layers=num_layers_name(layout),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from kvgen.emit.args import Arg, position_args, stage_args
 from kvgen.emit.index import subscript
 from kvgen.emit.pairs import pairs_of
-from kvgen.emit.sections import Masks, StagesContext
+from kvgen.emit.sections import Masks, PositionContext, StagesContext
 from kvgen.emit.stages import Staging
 from kvgen.layout import Layout
 from kvgen.plan import Plan
@@ -16,7 +16,7 @@ from kvgen.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class QueryContext:
-    """The function that works on some query heads of a program's tokens.
+    """The function that works on some query heads of a program's tokens; ``positions`` are those that turn them.
 
     ``args`` are arguments of the kernel; ``taken`` are the function's parameters and ``given`` what the kernel passes.
     Programs from ``first`` on call it.
@@ -40,6 +40,9 @@ class QueryContext:
     mask_definition: str
     masks: Masks
     stages: StagesContext
+    positions: tuple[PositionContext, ...]
+    bounded: bool  # whether a position may have no angle
+    known: str
 
     @property
     def sections(self) -> tuple[QueryContext, ...]:
@@ -48,11 +51,9 @@ class QueryContext:
 
 
 def build_query(
-    layout: Layout, plan: Plan, sched: Schedule, stride_unit: int, positions: tuple[str, ...]
+    layout: Layout, plan: Plan, sched: Schedule, stride_unit: int, positions: tuple[PositionContext, ...]
 ) -> QueryContext:
-    """The context of the function for the query of ``plan``; ``positions`` are what a kernel calls a token's
-    positions.
-    """
+    """The context of the function for the query of ``plan``, whose token has these ``positions``."""
     own = replace(plan, copies=(plan.query,), fills=(), query=None)
     own_sched = replace(sched, heads=sched.query_heads, tiles=(sched.query_tile,))
     return _Builder(layout, own, own_sched, stride_unit).build(plan, sched, positions)
@@ -63,23 +64,24 @@ class _Builder(Staging):
         super().__init__(layout, plan, sched)
         self.stride_unit, self.part = stride_unit, "part"
 
-    def build(self, plan: Plan, sched: Schedule, positions: tuple[str, ...]) -> QueryContext:
+    def build(self, plan: Plan, sched: Schedule, positions: tuple[PositionContext, ...]) -> QueryContext:
         (copy,), (tile,) = self.plan.copies, self.sched.tiles
         variables, bounds = self._row_variables(copy, tile)
-        rank = len(tile.order)
-        guards = [f"known{subscript(variables['token'].position, rank)}"] if self.tiled else []
-        named, masks = self._masks(copy.stream, guards, guards, bounds)
+        token = subscript(variables["token"].position, rank := len(tile.order))
+        bounded = any(arg.name == "num_positions" for arg in position_args(plan))
+        live = ["in_range"] if self.tiled else []
+        read = [f"{name}{token}" for name in live]
+        kept = [f"known{token}"] if bounded else read
+        named, masks = self._masks(copy.stream, read, kept, bounds)
         kind = f"{copy.source.tensor}_ptr.dtype.element_ty"
         source = self._side(copy.source, copy.stream, variables, rank, kind).elements
         destination = self._side(copy.destination, copy.stream, variables, rank, kind).elements
-        stages = self._stages(copy, tile, variables, guards)
+        stages = self._stages(copy, tile, variables, [])
         second = self._side(copy.destination, copy.stream, self._other(copy, variables), rank, kind).elements
         first = kv_parts(layout=self.layout, plan=plan, sched=sched)
         args = self._args()
-        bounded = any(arg.name == "num_positions" for arg in position_args(plan))
-        values = ["token", *positions, *(["known"] if self.tiled else []), "part"]
-        live = ["known" if bounded else "in_range"] if self.tiled else []
-        given = ["token", *positions, *live, f"tl.program_id(1) - {first}"]
+        values = ["token", *live, *(p.name for p in positions), *(["num_positions"] if bounded else [])]
+        known = [*([] if self.tiled else ["True"]), *map(in_table, positions)]
         if self.tiled:
             args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
         heads = self.layout.stream(copy.stream).axes[0].extent
@@ -88,8 +90,8 @@ class _Builder(Staging):
             stream=copy.stream,
             summary=f"Stages of {self.sched.heads} query heads.",
             args=tuple(arg for arg in args if arg.role != "tokens"),
-            taken=(*values, *(arg.declaration for arg in args)),
-            given=", ".join([*given, *(arg.name for arg in args)]),
+            taken=(*values, "part", *(arg.declaration for arg in args)),
+            given=", ".join([*values, f"tl.program_id(1) - {first}", *(arg.name for arg in args)]),
             first=first,
             parts=-(-heads // self.sched.heads),
             constants=tuple(self.constants.items()),
@@ -102,6 +104,9 @@ class _Builder(Staging):
             mask_definition=named,
             masks=masks,
             stages=stages,
+            positions=positions if self._by_row else (),
+            bounded=bounded,
+            known=" & ".join(known),
         )
 
     def _args(self) -> list[Arg]:
@@ -113,6 +118,11 @@ class _Builder(Staging):
         if self.stride_unit > 1:
             args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit"))
         return args
+
+
+def in_table(position: PositionContext) -> str:
+    """The condition on a position that has angles."""
+    return f"({position.name} >= 0) & ({position.name} < num_positions)"
 
 
 def kv_parts(layout: Layout, plan: Plan, sched: Schedule) -> int:

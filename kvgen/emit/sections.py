@@ -120,6 +120,18 @@ class PairContext:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionContext:
+    """A position of a token: its name, what is added to the pointer to all positions, and its row of the table.
+
+    That is the first row where the position is past the table: it is read, and what comes of it is not written.
+    """
+
+    name: str
+    offset: str
+    row: str
+
+
+@dataclass(frozen=True, slots=True)
 class ScaledContext:
     """A value that a norm scales: its name, and what multiplies it besides, loaded from ``weight_at``."""
 
@@ -248,6 +260,16 @@ class PlaneContext:
 
 
 @dataclass(frozen=True, slots=True)
+class PartContext:
+    """Values that become codes: their name, themselves as float32, those over their scale, and the codes."""
+
+    name: str
+    widened: str
+    divided: str
+    codes: str
+
+
+@dataclass(frozen=True, slots=True)
 class CopyContext:
     """One stream's section of a kernel."""
 
@@ -260,11 +282,10 @@ class CopyContext:
     masks: Masks
     cache_masks: Masks
     encoded: bool
-    widened: str  # its values as float32
     encode: str
-    codes: str  # codes of the values, or of values and scale
+    parts: tuple[PartContext, ...]  # all values, or both halves of their rows
     divides: bool  # whether values are divided by their scale before
-    divided: str  # the values over their scale
+    divided: str  # all values over their scale
     decode: str
     decode_limits: str
     rotated: bool

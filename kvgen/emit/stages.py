@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from kvgen.emit.args import position_args
 from kvgen.emit.encoding import reduced
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.indexing import Indexing
@@ -25,6 +26,8 @@ from kvgen.stages import Mrope, Rope
 
 NAMES = ("pair", "first", "other", "turn", "position", "frequency", "angle", "cos", "sin")
 """What a rotation works out, each called after its stream."""
+PAIRS = 4
+"""Pairs of a row in halves that a thread has side by side."""
 AXES = ("time", "height", "width")
 """Whose positions a token has where it has three."""
 
@@ -32,13 +35,23 @@ AXES = ("time", "height", "width")
 class Staging(Indexing):
     """Works out the stages of a section."""
 
+    @property
+    def _by_row(self) -> bool:
+        """Whether angles are those of a position's row, which is one of the table where the position is none."""
+        return any(arg.name == "num_positions" for arg in position_args(self.plan))
+
     def _row_variables(self, copy: Copy, tile: Tile) -> tuple[dict[str, Variable], list[str]]:
         """Variables of a section, and the masks of its padded sides; ``dim`` of rows in halves is that of the first."""
         pairs, wide = pairs_of(self.layout, copy, tile), ".to(tl.int64)" if "dim" in self.wide else ""
         axes = self.layout.stream(copy.stream).axes
         variables, masks = self._variables(copy.stream, tile, list(axes[:-1] if pairs.halved else axes))
         if pairs.halved or pairs.split:
-            self.definitions[f"{copy.stream}_pair"] = f"tl.arange(0, {pairs.rope.pairs}){wide}"
+            index = f"tl.arange(0, {pairs.rope.pairs}){wide}"
+            # With half as many a thread has two rows, which share weights and angles, and fewer registers in all; of
+            # codes of what is rounded in between it has few enough.
+            coded = self.layout.stream(copy.stream).encoding is not None and any(stage.rounds for stage in copy.stages)
+            together = pairs.halved and not coded and pairs.rope.pairs % PAIRS == 0
+            self.definitions[f"{copy.stream}_pair"] = f"tl.max_contiguous({index}, {PAIRS})" if together else index
         if pairs.halved:
             self.definitions[f"{copy.stream}_other"] = f"{copy.stream}_pair + {pairs.rope.pairs}"
             variables |= {"dim": Variable(f"{copy.stream}_pair", len(tile.order) - 1)}
@@ -54,7 +67,6 @@ class Staging(Indexing):
         turns = next((i for i, stage in enumerate(copy.stages) if isinstance(stage, Rotary)), None)
         partner, rank = f"{copy.stream}_partner", len(tile.order)
         other, half = self._other(copy, variables), pairs.halves(tile)
-        encoded = self.layout.stream(copy.stream).encoding is not None
         kind, found = f"{copy.source.tensor}_ptr.dtype.element_ty", []
         for i, stage in enumerate(copy.stages):
             both = pairs.halved or (pairs.beside and i < turns)
@@ -63,7 +75,7 @@ class Staging(Indexing):
             norms = (self._norm(copy, stage, rows, live, pairs),) if isinstance(stage, Norm) else ()
             ropes = (self._rope(copy, stage, tile, variables, guards, pairs),) if isinstance(stage, Rotary) else ()
             # What is stored as it comes is rounded then.
-            last = i == len(copy.stages) - 1 and not encoded
+            last = i == len(copy.stages) - 1 and self.layout.stream(copy.stream).encoding is None
             found.append(StageContext(norms, ropes, tuple(live) if stage.rounds and not last else ()))
         two = pairs.halved or pairs.beside
         return StagesContext(
@@ -72,11 +84,16 @@ class Staging(Indexing):
             partner=partner,
             two=two,
             partner_at=self._side(copy.source, copy.stream, other, rank, kind).elements if two else "",
-            rejoined=pairs.halved and encoded,
+            rejoined=pairs.halved and self._rejoined(copy),
             rows=joined(pairs, self._sides(tile, copy.stream), copy.stream, partner) if pairs.halved else "",
             halves=parted(pairs, self._sides(tile, copy.stream), copy.stream) if pairs.halved else "",
             stages=tuple(found),
         )
+
+    def _rejoined(self, copy: Copy) -> bool:
+        """Whether codes depend on a whole row, which is put together of its halves then."""
+        scale = self.layout.stream(copy.stream).scale
+        return scale is not None and scale.dynamic
 
     def _norm(
         self, copy: Copy, stage: Norm, tile: Tile, at: dict[str, dict[str, Variable]], pairs: Pairs
@@ -197,14 +214,15 @@ class Staging(Indexing):
         mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
         pair = Variable(f"{copy.stream}_pair", variables["dim"].position)
         found = []
-        for name, view in (("cos", stage.cos), ("sin", stage.sin)):
+        for table, view in (("cos", stage.cos), ("sin", stage.sin)):
             rows = []
             for axis in AXES if stage.mrope else ("",):
-                position = Variable(f"position_{axis}" if axis else "position", variables["token"].position)
+                name = "row" if self._by_row else "position"
+                position = Variable(f"{name}_{axis}" if axis else name, variables["token"].position)
                 seen = variables | {"pair": pair, "position": position}
                 pointers = self._side(view, copy.stream, seen, len(tile.order), "tl.float32").elements
                 rows.append(self._spread(pointers, tile, copy.stream) + mask)
-            found.append(TableContext(f"{copy.stream}_{name}", *rows))
+            found.append(TableContext(f"{copy.stream}_{table}", *rows))
         return tuple(found)
 
 
