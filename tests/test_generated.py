@@ -277,9 +277,10 @@ def test_rows_are_read_before_the_slot_is_known(slots: str, waits: bool, dim: in
         load_text(f"{axes}buffers: {{cache: {{holds: [key, value], order: block kv slot head dim}}}}\n{slots}")
     )
     kernel = text[text.index("def _append_kernel(") :]
-    before = kernel[: kernel.index("    tl.store(")]
-    load = before[before.index("    key = tl.load(") : before.index("    value = tl.load(")]
+    before, load = kernel.split("    key = tl.load(", 1)
+    load = load[: load.index("    value = tl.load(")]
     assert ("    if not valid:\n        return\n" in before or "mask=valid" in load) == waits
+    assert ("slot_number >= 0" in before) == (waits or dim == 8)
     assert ("in_range[" in load) == (dim == 8 and not waits)
 
 
