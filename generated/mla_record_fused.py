@@ -1376,12 +1376,12 @@ def _append_fused_query(
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     # A position past the table has no angle: all else is on its way before it is known whether there is one.
     known = True & (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
+    angle_row = tl.where(known, position, 0)
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :], (16, 32))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :], (16, 32))
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :] + 32, (16, 32))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :] + 32, (16, 32))
     ).to(tl.float32)
     query = query.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
@@ -1457,13 +1457,13 @@ def _append_fused_kernel(
     rope = tl.load(rope_ptr + token * rope_stride_token + rope_dim)
     # A position past the table has no angle.
     known = True & (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
+    angle_row = tl.where(known, position, 0)
     # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    rope_cos = tl.load(cos_sin_ptr + row * cos_sin_stride_position + rope_pair).to(tl.float32)
-    rope_sin = tl.load(cos_sin_ptr + row * cos_sin_stride_position + rope_pair + 32).to(tl.float32)
+    rope_cos = tl.load(cos_sin_ptr + angle_row * cos_sin_stride_position + rope_pair).to(tl.float32)
+    rope_sin = tl.load(cos_sin_ptr + angle_row * cos_sin_stride_position + rope_pair + 32).to(tl.float32)
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
@@ -1584,15 +1584,17 @@ def _append_fused_rope_query(
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     # A position past the table has no angle: all else is on its way before it is known whether there is one.
     known = (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
+    angle_row = tl.where(known, position, 0)
     query_cos = tl.load(
         tl.broadcast_to(
-            cos_sin_ptr + row[:, None, None] * cos_sin_stride_position + query_pair[None, None, :], (TOKENS, 2, 32)
+            cos_sin_ptr + angle_row[:, None, None] * cos_sin_stride_position + query_pair[None, None, :],
+            (TOKENS, 2, 32),
         )
     ).to(tl.float32)
     query_sin = tl.load(
         tl.broadcast_to(
-            cos_sin_ptr + row[:, None, None] * cos_sin_stride_position + query_pair[None, None, :] + 32, (TOKENS, 2, 32)
+            cos_sin_ptr + angle_row[:, None, None] * cos_sin_stride_position + query_pair[None, None, :] + 32,
+            (TOKENS, 2, 32),
         )
     ).to(tl.float32)
     query = query.to(tl.float32)
@@ -1668,15 +1670,17 @@ def _append_fused_rope_kernel(
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
     # A position past the table has no angle.
     known = (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
+    angle_row = tl.where(known, position, 0)
     valid = in_range & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     rope_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row[:, None] * cos_sin_stride_position + rope_pair[None, :], (TOKENS, 32))
+        tl.broadcast_to(cos_sin_ptr + angle_row[:, None] * cos_sin_stride_position + rope_pair[None, :], (TOKENS, 32))
     ).to(tl.float32)
     rope_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row[:, None] * cos_sin_stride_position + rope_pair[None, :] + 32, (TOKENS, 32))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row[:, None] * cos_sin_stride_position + rope_pair[None, :] + 32, (TOKENS, 32)
+        )
     ).to(tl.float32)
 
     # rope to cache

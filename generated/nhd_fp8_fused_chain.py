@@ -1642,16 +1642,16 @@ def _append_fused_kernel(
     value_scale = tl.load(value_scale_ptr)
     # A position past the table has no angle.
     known = True & (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
+    angle_row = tl.where(known, position, 0)
     # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
-        tl.float32
-    )
+    key_cos = tl.load(
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+    ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
@@ -1754,16 +1754,16 @@ def _append_fused_key_kernel(
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
     # A position past the table has no angle.
     known = True & (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
+    angle_row = tl.where(known, position, 0)
     # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
-        tl.float32
-    )
+    key_cos = tl.load(
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+    ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor

@@ -1144,30 +1144,30 @@ def _append_fused_query(
         & (position_width >= 0)
         & (position_width < num_positions)
     )
-    row_time = tl.where(known, position_time, 0)
-    row_height = tl.where(known, position_height, 0)
-    row_width = tl.where(known, position_width, 0)
+    angle_row_time = tl.where(known, position_time, 0)
+    angle_row_height = tl.where(known, position_height, 0)
+    angle_row_width = tl.where(known, position_width, 0)
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     query_turn = query_pair - (query_pair * 43691 >> 17) * 3
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_cos_width, query_cos)
     query_cos = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_cos_height, query_cos)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_sin_width, query_sin)
     query_sin = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_sin_height, query_sin)
@@ -1284,9 +1284,9 @@ def _append_fused_kernel(
         & (position_width >= 0)
         & (position_width < num_positions)
     )
-    row_time = tl.where(known, position_time, 0)
-    row_height = tl.where(known, position_height, 0)
-    row_width = tl.where(known, position_width, 0)
+    angle_row_time = tl.where(known, position_time, 0)
+    angle_row_height = tl.where(known, position_height, 0)
+    angle_row_width = tl.where(known, position_width, 0)
     # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
@@ -1294,24 +1294,24 @@ def _append_fused_kernel(
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
     key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
     key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)
@@ -1407,30 +1407,30 @@ def _append_fused_key_query(
         & (position_width >= 0)
         & (position_width < num_positions)
     )
-    row_time = tl.where(known, position_time, 0)
-    row_height = tl.where(known, position_height, 0)
-    row_width = tl.where(known, position_width, 0)
+    angle_row_time = tl.where(known, position_time, 0)
+    angle_row_height = tl.where(known, position_height, 0)
+    angle_row_width = tl.where(known, position_width, 0)
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     query_turn = query_pair - (query_pair * 43691 >> 17) * 3
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
     ).to(tl.float32)
     query_cos = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_cos_width, query_cos)
     query_cos = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_cos_height, query_cos)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query_sin = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_sin_width, query_sin)
     query_sin = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_sin_height, query_sin)
@@ -1537,9 +1537,9 @@ def _append_fused_key_kernel(
         & (position_width >= 0)
         & (position_width < num_positions)
     )
-    row_time = tl.where(known, position_time, 0)
-    row_height = tl.where(known, position_height, 0)
-    row_width = tl.where(known, position_width, 0)
+    angle_row_time = tl.where(known, position_time, 0)
+    angle_row_height = tl.where(known, position_height, 0)
+    angle_row_width = tl.where(known, position_width, 0)
     # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
@@ -1547,24 +1547,24 @@ def _append_fused_key_kernel(
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
     ).to(tl.float32)
     key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
     key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
     key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)

@@ -1005,12 +1005,12 @@ def _append_fused_query(
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     # A position past the table has no angle: all else is on its way before it is known whether there is one.
     known = True & (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
-    query_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :], (8, 64))).to(
-        tl.float32
-    )
+    angle_row = tl.where(known, position, 0)
+    query_cos = tl.load(
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :], (8, 64))
+    ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
@@ -1100,16 +1100,16 @@ def _append_fused_kernel(
     value = tl.load(qkv_ptr + token * qkv_stride_token + head[:, None] * 128 + dim[None, :] + 5120)
     # A position past the table has no angle.
     known = True & (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
+    angle_row = tl.where(known, position, 0)
     # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
-        tl.float32
-    )
+    key_cos = tl.load(
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+    ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
 
     # key to kv_cache
@@ -1191,12 +1191,12 @@ def _append_fused_key_query(
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     # A position past the table has no angle: all else is on its way before it is known whether there is one.
     known = True & (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
-    query_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :], (8, 64))).to(
-        tl.float32
-    )
+    angle_row = tl.where(known, position, 0)
+    query_cos = tl.load(
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :], (8, 64))
+    ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
@@ -1283,16 +1283,16 @@ def _append_fused_key_kernel(
     key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
     # A position past the table has no angle.
     known = True & (position >= 0) & (position < num_positions)
-    row = tl.where(known, position, 0)
+    angle_row = tl.where(known, position, 0)
     # True first: Triton's interpreter gives a scalar the type of its first operand, and a mask is one of booleans.
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    key_cos = tl.load(tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :], (8, 64))).to(
-        tl.float32
-    )
+    key_cos = tl.load(
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+    ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
     ).to(tl.float32)
 
     # key to kv_cache

@@ -45,7 +45,9 @@ tensors tile tile_row tl tokens torch triton types unit valid whole width words 
 _TENSORS = ("cos", "cos_sin", "positions", "qkv", "query", "sin")
 """Arguments that no layout names and that more names are made of."""
 
-_STAGES = "num_positions position_height position_time position_width row row_height row_time row_width"
+_STAGES = """
+angle_row angle_row_height angle_row_time angle_row_width num_positions position_height position_time position_width
+"""
 
 _TRANSFERS = "first_head head_tile head_tiles in_order item num_items tile"
 

@@ -114,10 +114,10 @@ class Builder(Copying):
         if rotary is None:
             return ()
         if rotary.mrope is None:
-            return (PositionContext("position", "", "row"),)
+            return (PositionContext("position", "", "angle_row"),)
         offsets = ("", " + positions_stride", " + 2 * positions_stride")
         found = zip(AXES, offsets, strict=True)
-        return tuple(PositionContext(f"position_{axis}", offset, f"row_{axis}") for axis, offset in found)
+        return tuple(PositionContext(f"position_{axis}", offset, f"angle_row_{axis}") for axis, offset in found)
 
     def _valid(self) -> str:
         """The condition on a slot number: all of it, or what comes before the remap table."""

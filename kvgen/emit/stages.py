@@ -217,7 +217,7 @@ class Staging(Indexing):
         for table, view in (("cos", stage.cos), ("sin", stage.sin)):
             rows = []
             for axis in AXES if stage.mrope else ("",):
-                name = "row" if self._by_row else "position"
+                name = "angle_row" if self._by_row else "position"
                 position = Variable(f"{name}_{axis}" if axis else name, variables["token"].position)
                 seen = variables | {"pair": pair, "position": position}
                 pointers = self._side(view, copy.stream, seen, len(tile.order), "tl.float32").elements
