@@ -148,7 +148,7 @@ def _together(layout: Layout, plan: Plan, tokens: int) -> bool:
 def _bytes_under_exponents(stream: Stream) -> bool:
     """Whether a stream's codes take a byte each and are found without a division."""
     scale = stream.scale
-    return MODES[stream.encoding.mode].bits == 8 and scale is not None and scale.dynamic and scale.grid == "pow2"
+    return scale is not None and scale.dynamic and scale.grid == "pow2" and MODES[stream.encoding.mode].bits == 8
 
 
 def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) -> Schedule:
