@@ -837,21 +837,29 @@ def test_targets_are_judged_in_a_table():
     assert found == [
         "| target | met by | furthest from it (tokens) |",
         "|---|---|---|",
-        "| append of 4096 tokens or more: 95% of the best append's rate | 1 of 2 | nhd_fp8_tensor 86% (32768) |",
+        "| append of 4096 tokens or more: 95% of the best rate of as many bytes or fewer | 2 of 2 | – |",
         "| append: not behind others that do the same | 2 of 3 | paged_nhd ×0.99 (32768) |",
         "| append of 32: 1.55 µs; in the median ×0.97 of a copy's time | 2 of 4 | mla 1.60 (32), nhd_fused 1.60 (32) |",
         "| fused append of 256 or fewer: ×1.25 of the plain one | 0 of 1 | nhd_fused ×1.30 (32) |",
         "| transfer of 4096 or more: 90% of a copy's rate | 1 of 2 | nhd_to_hnd 85% (4096) |",
         "| eager append of 256 or fewer: 0.8 of what `slots.add_(0)` costs its caller | 3 of 4 | mla ×1.00 (32) |",
-        "",
-        "The best appends have these parts of a copy's rate: 99% with 32768 (paged_nhd, flashinfer).",
     ]
     many = [row(f"x{i}", "append", 4096, 100, 10.0 + i, copy=9.0) for i in range(8)]
     line = targets.summary(replace(WIDE, rows=tuple(many))).splitlines()[2]
     named = ", ".join(f"x{i} {10 / (10 + i):.0%} (4096)" for i in (7, 6, 5, 4, 3))
     assert line.endswith(f" | 1 of 8 | {named} |")
+    # a is held to the rival of b, which moves 4 % more; b and c are not to d, which moves 6 % more; e is to all.
+    rows = [
+        row("a", "append", 4096, 100, 100.0),
+        row("b", "append", 4096, 104, 104.0, torch=88.0),
+        row("c", "append", 4096, 104, 90.0),
+        row("d", "append", 4096, 111, 70.0),
+        row("e", "append", 4096, 900, 900.0),
+    ]
+    line = targets.summary(replace(WIDE, rows=tuple(rows))).splitlines()[2]
+    assert line.endswith(" | 2 of 5 | e 63% (4096), a 85% (4096), b 85% (4096) |")
     wide = row("q", "append", 32768, 100, 60.0), row("q", "append_fused", 32768, 300, 1e-4)
-    line = targets.summary(replace(WIDE, rows=wide)).splitlines()[2]
+    line = targets.summary(replace(WIDE, rows=wide)).splitlines()[3]
     assert line == "| fused append of 32768 with its query: 3 TB/s | 1 of 1 | – |"
 
 
