@@ -1906,7 +1906,11 @@ def _direct(compiled, grid, numbers, tensors, num_layers):
     launch = starter.launching(plan, hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls, compiled)
     if not hosts:
         return launch
-    return lambda tensors, layer: all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    def start(tensors, layer):
+        return all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    return start
 
 
 def _kinds(compiled):

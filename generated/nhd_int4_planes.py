@@ -1402,7 +1402,7 @@ def _append_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _number(_near_quotient(key, scale, key_ptr.dtype.element_ty))
+    key = _number(_near_quotient(key, scale))
     key = _int4_codes_even(key, -7, 7)
     key = _pack_planes(tl.reshape(key, (8, 16, 2, 2, 2)))
     plane = (key >> 8).to(tl.uint8)
@@ -1468,7 +1468,7 @@ def _append_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _number(_near_quotient(value, scale, value_ptr.dtype.element_ty))
+    value = _number(_near_quotient(value, scale))
     value = _int4_codes_even(value, -7, 7)
     value = _pack_planes(tl.reshape(value, (8, 16, 2, 2, 2)))
     plane = (value >> 8).to(tl.uint8)
@@ -1576,7 +1576,7 @@ def _append_key_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _number(_near_quotient(key, scale, key_ptr.dtype.element_ty))
+    key = _number(_near_quotient(key, scale))
     key = _int4_codes_even(key, -7, 7)
     key = _pack_planes(tl.reshape(key, (8, 16, 2, 2, 2)))
     plane = (key >> 8).to(tl.uint8)
@@ -1684,7 +1684,7 @@ def _append_value_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _number(_near_quotient(value, scale, value_ptr.dtype.element_ty))
+    value = _number(_near_quotient(value, scale))
     value = _int4_codes_even(value, -7, 7)
     value = _pack_planes(tl.reshape(value, (8, 16, 2, 2, 2)))
     plane = (value >> 8).to(tl.uint8)
@@ -1820,7 +1820,7 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _number(_near_quotient(key, scale, key_ptr.dtype.element_ty))
+    key = _number(_near_quotient(key, scale))
     key = _int4_codes_even(key, -7, 7)
     key = _pack_planes(tl.reshape(key, (8, 16, 2, 2, 2)))
     plane = (key >> 8).to(tl.uint8)
@@ -1886,7 +1886,7 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _number(_near_quotient(value, scale, value_ptr.dtype.element_ty))
+    value = _number(_near_quotient(value, scale))
     value = _int4_codes_even(value, -7, 7)
     value = _pack_planes(tl.reshape(value, (8, 16, 2, 2, 2)))
     plane = (value >> 8).to(tl.uint8)
@@ -3289,20 +3289,20 @@ def _quotient(x, scale, source: tl.constexpr):
             quotient = x * inverse
             quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
         else:
-            quotient = _near_quotient(x * power, divisor, source)
+            quotient = _near_quotient(x * power, divisor)
     else:
         quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
     return quotient
 
 
 @triton.jit
-def _near_quotient(x, scale, source: tl.constexpr):
+def _near_quotient(x, scale):
     """The same of scales from 2**-120 to 2**100, or 0, or no number, where these or values have 11 bits or less."""
     if _EXACT_FMA:
         inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
         quotient = tl.fma(x, inverse, x * rest)
     else:
-        quotient = _quotient(x, scale, source)
+        quotient = _quotient(x, scale, tl.float32)  # a division, whatever the source
     return quotient
 
 
@@ -3853,7 +3853,11 @@ def _direct(compiled, grid, numbers, tensors, num_layers):
     launch = starter.launching(plan, hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls, compiled)
     if not hosts:
         return launch
-    return lambda tensors, layer: all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    def start(tensors, layer):
+        return all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    return start
 
 
 def _kinds(compiled):

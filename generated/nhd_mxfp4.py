@@ -2905,25 +2905,25 @@ def _unpack_4(codes):
 _E2M1_PAIRS = tl.constexpr(
     """{
     .reg .b16 low, high;
-    .reg .b32 even, odd, first, last;
+    .reg .b32 even, odd, signs, last;
     cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
     cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
     mov.b32 even, {low, high};
     cvt.rn.satfinite.e4m3x2.f32 low, $6, $5;
     cvt.rn.satfinite.e4m3x2.f32 high, $8, $7;
     mov.b32 odd, {low, high};
-    shf.l.wrap.b32 first, $14, 0, 4;
+    shf.l.wrap.b32 signs, $14, 0, 4;
     shf.l.wrap.b32 last, $16, 0, 4;
-    shf.l.wrap.b32 first, $10, first, 4;
+    shf.l.wrap.b32 signs, $10, signs, 4;
     shf.l.wrap.b32 last, $12, last, 4;
-    shf.l.wrap.b32 first, $13, first, 4;
+    shf.l.wrap.b32 signs, $13, signs, 4;
     shf.l.wrap.b32 last, $15, last, 4;
-    shf.l.wrap.b32 first, $9, first, 4;
+    shf.l.wrap.b32 signs, $9, signs, 4;
     shf.l.wrap.b32 last, $11, last, 4;
-    prmt.b32 first, first, last, 0x5410;
+    prmt.b32 signs, signs, last, 0x5410;
     sub.u32 even, even, 0x77777774;
     mad.lo.u32 even, odd, 16, even;
-    lop3.b32 $0, even, first, 0x88888888, 0xF8;
+    lop3.b32 $0, even, signs, 0x88888888, 0xF8;
     }"""
 )
 
@@ -3443,7 +3443,11 @@ def _direct(compiled, grid, numbers, tensors, num_layers):
     launch = starter.launching(plan, hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls, compiled)
     if not hosts:
         return launch
-    return lambda tensors, layer: all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    def start(tensors, layer):
+        return all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    return start
 
 
 def _kinds(compiled):

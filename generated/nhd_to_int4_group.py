@@ -508,7 +508,7 @@ def _transfer_blocks_tile(
     )
 
     key = key - _to_float32(stored)
-    key = _held_number(_near_quotient(key, scale, tl.float32))
+    key = _held_number(_near_quotient(key, scale))
     key = _uint4_codes_even(key, 0, 15)
     key = _pack_4(tl.reshape(key, (TOKENS, 64, 2)))
     tl.store(
@@ -565,7 +565,7 @@ def _transfer_blocks_tile(
     )
 
     value = value - _to_float32(stored)
-    value = _held_number(_near_quotient(value, scale, tl.float32))
+    value = _held_number(_near_quotient(value, scale))
     value = _uint4_codes_even(value, 0, 15)
     value = _pack_4(tl.reshape(value, (TOKENS, 64, 2)))
     tl.store(
@@ -666,20 +666,20 @@ def _quotient(x, scale, source: tl.constexpr):
             quotient = x * inverse
             quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
         else:
-            quotient = _near_quotient(x * power, divisor, source)
+            quotient = _near_quotient(x * power, divisor)
     else:
         quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
     return quotient
 
 
 @triton.jit
-def _near_quotient(x, scale, source: tl.constexpr):
+def _near_quotient(x, scale):
     """The same of scales from 2**-120 to 2**100, or 0, or no number, where these or values have 11 bits or less."""
     if _EXACT_FMA:
         inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
         quotient = tl.fma(x, inverse, x * rest)
     else:
-        quotient = _quotient(x, scale, source)
+        quotient = _quotient(x, scale, tl.float32)  # a division, whatever the source
     return quotient
 
 
@@ -1146,7 +1146,11 @@ def _direct(compiled, grid, numbers, tensors, num_layers):
     launch = starter.launching(plan, hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls, compiled)
     if not hosts:
         return launch
-    return lambda tensors, layer: all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    def start(tensors, layer):
+        return all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    return start
 
 
 def _kinds(compiled):

@@ -2355,20 +2355,20 @@ def _quotient(x, scale, source: tl.constexpr):
             quotient = x * inverse
             quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
         else:
-            quotient = _near_quotient(x * power, divisor, source)
+            quotient = _near_quotient(x * power, divisor)
     else:
         quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
     return quotient
 
 
 @triton.jit
-def _near_quotient(x, scale, source: tl.constexpr):
+def _near_quotient(x, scale):
     """The same of scales from 2**-120 to 2**100, or 0, or no number, where these or values have 11 bits or less."""
     if _EXACT_FMA:
         inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
         quotient = tl.fma(x, inverse, x * rest)
     else:
-        quotient = _quotient(x, scale, source)
+        quotient = _quotient(x, scale, tl.float32)  # a division, whatever the source
     return quotient
 
 
@@ -2447,7 +2447,7 @@ def _e2m1_codes_of_half(half, native: tl.constexpr):
 def _e2m1_codes_near(x, scale, source: tl.constexpr, native: tl.constexpr):
     """The same of scales from 2**-120 to 2**99, or 0, or no number."""
     if native and source != tl.float32:
-        half = _near_quotient(x, scale * 2.0, source)  # NaN under a scale of 0, and its code is 0
+        half = _near_quotient(x, scale * 2.0)  # NaN under a scale of 0, and its code is 0
         code = _e2m1_codes(tl.abs(half), half)
     else:
         code = _e2m1_codes_of(_over(x, scale, source), native)
@@ -2487,25 +2487,25 @@ def _unpack_4(codes):
 _E2M1_PAIRS = tl.constexpr(
     """{
     .reg .b16 low, high;
-    .reg .b32 even, odd, first, last;
+    .reg .b32 even, odd, signs, last;
     cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
     cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
     mov.b32 even, {low, high};
     cvt.rn.satfinite.e4m3x2.f32 low, $6, $5;
     cvt.rn.satfinite.e4m3x2.f32 high, $8, $7;
     mov.b32 odd, {low, high};
-    shf.l.wrap.b32 first, $14, 0, 4;
+    shf.l.wrap.b32 signs, $14, 0, 4;
     shf.l.wrap.b32 last, $16, 0, 4;
-    shf.l.wrap.b32 first, $10, first, 4;
+    shf.l.wrap.b32 signs, $10, signs, 4;
     shf.l.wrap.b32 last, $12, last, 4;
-    shf.l.wrap.b32 first, $13, first, 4;
+    shf.l.wrap.b32 signs, $13, signs, 4;
     shf.l.wrap.b32 last, $15, last, 4;
-    shf.l.wrap.b32 first, $9, first, 4;
+    shf.l.wrap.b32 signs, $9, signs, 4;
     shf.l.wrap.b32 last, $11, last, 4;
-    prmt.b32 first, first, last, 0x5410;
+    prmt.b32 signs, signs, last, 0x5410;
     sub.u32 even, even, 0x77777774;
     mad.lo.u32 even, odd, 16, even;
-    lop3.b32 $0, even, first, 0x88888888, 0xF8;
+    lop3.b32 $0, even, signs, 0x88888888, 0xF8;
     }"""
 )
 
@@ -2526,6 +2526,19 @@ def _e2m1_pairs(eighth):
     return tl.inline_asm_elementwise(
         _E2M1_PAIRS, "=r,f,f,f,f,f,f,f,f,r,r,r,r,r,r,r,r", [even_size, odd_size, even, odd], tl.uint8, True, 4
     )
+
+
+@triton.jit
+def _e2m1_pairs_near(x, scale, apart: tl.constexpr, source: tl.constexpr, native: tl.constexpr):
+    """The same of a scale of 11 bits or less, near 1 or 0, or e4m3 times what is apart from ties.
+
+    No quotient comes near a tie but those that are.
+    """
+    if native and source != tl.float32:
+        pairs = _e2m1_pairs(tl.reshape(x * _rounded_inverse(scale * 8.0, native), apart))
+    else:
+        pairs = _pack_4(tl.reshape(_e2m1_codes_near(x, scale, source, native), apart))
+    return pairs
 
 
 @triton.jit
@@ -2550,10 +2563,11 @@ def _apart_from_ties(outer, source: tl.constexpr):
 def _e2m1_pairs_lifted(x, scale, outer, lift, apart: tl.constexpr, source: tl.constexpr, native: tl.constexpr):
     """The same of scales that are e4m3 times outer, by quotients of any size where they come near ties."""
     if native and source != tl.float32:
-        if _apart_from_ties(outer, source):
-            pairs = _e2m1_pairs(tl.reshape(x * _rounded_inverse(scale * 8.0, native), apart))
-        else:
-            pairs = _pack_4(tl.reshape(_e2m1_codes_lifted(x, scale, lift, source, native), apart))
+        near = _apart_from_ties(outer, source)
+    else:
+        near: tl.constexpr = False
+    if near:
+        pairs = _e2m1_pairs_near(x, scale, apart, source, native)
     else:
         pairs = _pack_4(tl.reshape(_e2m1_codes_lifted(x, scale, lift, source, native), apart))
     return pairs
@@ -3098,7 +3112,11 @@ def _direct(compiled, grid, numbers, tensors, num_layers):
     launch = starter.launching(plan, hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls, compiled)
     if not hosts:
         return launch
-    return lambda tensors, layer: all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    def start(tensors, layer):
+        return all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    return start
 
 
 def _kinds(compiled):

@@ -2430,20 +2430,20 @@ def _quotient(x, scale, source: tl.constexpr):
             quotient = x * inverse
             quotient = tl.fma(tl.fma(divisor, quotient, x), inverse, quotient)
         else:
-            quotient = _near_quotient(x * power, divisor, source)
+            quotient = _near_quotient(x * power, divisor)
     else:
         quotient = tl.div_rn(x, tl.where(scale == 0.0, float("inf"), scale))
     return quotient
 
 
 @triton.jit
-def _near_quotient(x, scale, source: tl.constexpr):
+def _near_quotient(x, scale):
     """The same of scales from 2**-120 to 2**100, or 0, or no number, where these or values have 11 bits or less."""
     if _EXACT_FMA:
         inverse, rest = _inverse(scale)  # with the sign of the scale both, so that zeros and infinities get theirs
         quotient = tl.fma(x, inverse, x * rest)
     else:
-        quotient = _quotient(x, scale, source)
+        quotient = _quotient(x, scale, tl.float32)  # a division, whatever the source
     return quotient
 
 
@@ -2985,7 +2985,11 @@ def _direct(compiled, grid, numbers, tensors, num_layers):
     launch = starter.launching(plan, hooks.launch_enter_hook.calls, hooks.launch_exit_hook.calls, compiled)
     if not hosts:
         return launch
-    return lambda tensors, layer: all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    def start(tensors, layer):
+        return all(tensors[i].is_pinned() for i in hosts) and launch(tensors, layer)
+
+    return start
 
 
 def _kinds(compiled):

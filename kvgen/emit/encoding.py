@@ -105,7 +105,8 @@ def divided(encoding: Encoding, stream: str, source: str, staged: bool) -> str:
         return f"_times({stream}, {inverse}, scale)"
     if _bounded(encoding):
         number = "_held_number" if encoding.clamp[0] == 0 else "_number"
-        return f"{number}({'_near_quotient' if _near(scale) else '_quotient'}({stream}, scale, {source}))"
+        quotient = f"_near_quotient({stream}, scale)" if _near(scale) else f"_quotient({stream}, scale, {source})"
+        return f"{number}({quotient})"
     if _power_of_two(scale):
         return f"_shifted({stream}, scale)"
     shared = staged and encoding.code in FP8 and not scale.dynamic and not scale.axes
