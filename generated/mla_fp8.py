@@ -2145,7 +2145,7 @@ def _check_separate(*tensors):
 
 
 def _meet(first, second):
-    if first.numel() == 0 or second.numel() == 0:
+    if first.numel() == 0 or second.numel() == 0 or first.is_meta:
         return False
     distance = second.data_ptr() - first.data_ptr()
     size = first.element_size()
@@ -2169,6 +2169,8 @@ def _within_reach(distance, steps):
 
 def _on(device):
     """Triton launches on the current device: make it the tensors'."""
+    if device.type == "meta":
+        raise ValueError("tensors on the device meta have no memory that kernels could read and write")
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
         raise ValueError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before this import")
     if device.type != "cuda":

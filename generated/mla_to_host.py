@@ -725,6 +725,8 @@ def _table(name, given, slots):
 
 def _on(device):
     """Triton launches on the current device: make it the tensors'."""
+    if device.type == "meta":
+        raise ValueError("tensors on the device meta have no memory that kernels could read and write")
     if device.type == "cpu" and not triton.knobs.runtime.interpret:
         raise ValueError("tensors on the CPU need Triton's interpreter: set TRITON_INTERPRET=1 before this import")
     if device.type != "cuda":

@@ -1,5 +1,6 @@
 """The other commands: what they print, their exit status, and that mistakes are told and not traced."""
 
+import io
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from kvgen import __version__, runtime
 from kvgen.cli.codes import COMMANDS, ENTRIES, ENVIRONMENT
 from kvgen.cli.common import report
 from kvgen.diagnostics import Diagnostic
+from kvgen.emit import render
 from kvgen.resolve import load
 from tests.command import Result, kvgen, searching
 
@@ -99,6 +101,37 @@ def test_list_names_the_layouts_here_too(folder):
     Path("layouts/mine.yaml").write_text((ROOT / "layouts" / "paged_nhd.yaml").read_text().replace("paged_nhd", "mine"))
     assert "\nmine " in kvgen("list").out
     assert kvgen("list", "layouts").out.count("\n") == 2
+
+
+def test_list_for_programs(folder):
+    """What the tables say; mistakes in files are told beside it."""
+    Path("layouts").mkdir()
+    text = "name: mine\nsummary: Mine.\naxes: {head: dynamic, dim: 64}\nblock_size: dynamic\nfuse: {key: [rope]}\n"
+    text += "buffers:\n  k: {holds: key, order: block slot head dim}\n  v: {holds: value, order: block slot head dim}\n"
+    Path("layouts/mine.yaml").write_text(text)
+    Path("layouts/wrong.yaml").write_text("name: wrong\n")
+    result = kvgen("list", "--json", "layouts", "nhd_to_fp8")
+    assert result.code == 1
+    assert result.err.startswith("layouts/wrong.yaml:1:1: error[KV208]")
+    layout, transfer = json.loads(result.out)
+    assert transfer.pop("path").endswith("layouts/transfers/nhd_to_fp8.yaml")
+    assert layout == {
+        "path": "layouts/mine.yaml",
+        "name": "mine",
+        "summary": "Mine.",
+        "kind": "layout",
+        "block_size": None,
+        "streams": [{"name": "key", "fused": True}, {"name": "value", "fused": False}],
+        "buffers": ["k", "v"],
+        "bytes_per_token_and_layer": "256 * num_heads",
+    }
+    assert {name: transfer[name] for name in ("kind", "from", "to", "layers")} == {
+        "kind": "transfer",
+        "from": "paged_nhd",
+        "to": "nhd_fp8_token_head",
+        "layers": "one",
+    }
+    assert transfer["streams"] == [{"name": "key", "requantised": True}, {"name": "value", "requantised": True}]
 
 
 def test_layouts_are_found_where_they_are_checked(folder):
@@ -358,9 +391,9 @@ def test_compile_called_wrongly(folder, arguments):
 
 
 def test_test_runs_cases_and_says_so(folder):
-    result = run("test", "paged_nhd", "--device", "cpu", "--case", "allocate")
-    assert result.returncode == 0, result.stderr
-    assert re.fullmatch(r"paged_nhd +cpu, seed 0: \d+ passed\n", result.stdout)
+    result = kvgen("test", "paged_nhd", "--device", "cpu", "--case", "allocate")
+    assert result.code == 0, result.err
+    assert re.fullmatch(r"paged_nhd +cpu, seed 0: \d+ passed\n", result.out)
 
 
 def test_seeds_are_bounded(folder):
@@ -369,67 +402,75 @@ def test_seeds_are_bounded(folder):
         assert result.code == 2
         assert "--seed" in result.err
         assert ("4294967295" in result.err) == (seed != "-1")
-    result = run("test", "paged_nhd", "--device", "cpu", "--case", "append/T1", "--seed", str(2**32 - 1))
-    assert result.stdout.endswith("cpu, seed 4294967295: 1 passed\n")
+    result = kvgen("test", "paged_nhd", "--device", "cpu", "--case", "append/T1", "--seed", str(2**32 - 1))
+    assert result.out.endswith("cpu, seed 4294967295: 1 passed\n")
 
 
 def test_test_of_a_case_that_nobody_has(folder):
-    result = run("test", "paged_nhd", "--device", "cpu", "--case", "nonsense")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("error[KV710]: no case is named nonsense\n  help: known here: `append`, ")
-    result = run("test", "paged_nhd", "--device", "cpu", "--case", "zero_blocks/nonsense")
-    assert "  help: known here: `zero_blocks/" in result.stderr
-    result = run("test", "paged_nhd", "--device", "cpu", "--case", "apend")
-    assert "  help: did you mean `append`?" in result.stderr
+    result = kvgen("test", "paged_nhd", "--device", "cpu", "--case", "nonsense")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("error[KV710]: no case is named nonsense\n  help: known here: `append`, ")
+    result = kvgen("test", "paged_nhd", "--device", "cpu", "--case", "zero_blocks/nonsense")
+    assert "  help: known here: `zero_blocks/" in result.err
+    result = kvgen("test", "paged_nhd", "--device", "cpu", "--case", "apend")
+    assert "  help: did you mean `append`?" in result.err
 
 
 def test_cases_run_where_they_are(folder):
     """Each on the layouts that have it, among names that others have; a name that none has is told."""
-    call = ("test", "paged_nhd", "nhd_to_hnd", "--device", "cpu", "--case", "allocate", "--case", "transfer_blocks")
-    result = run(*call)
-    assert result.returncode == 0, result.stderr
-    assert re.fullmatch(r"paged_nhd +cpu, seed 0: \d passed\nnhd_to_hnd +cpu, seed 0: \d+ passed\n", result.stdout)
-    result = run(*call, "--case", "nonsense")
-    assert (result.returncode, result.stderr.splitlines()[0]) == (2, "error[KV710]: no case is named nonsense")
-
-
-FAULTY = """
-import kvgen.emit.render as render
-from kvgen.cli import main
-
-RIGHT, WRONG = "slot = slot_number % BLOCK_SIZE", "slot = (slot_number + 1) % BLOCK_SIZE"
-original = render.render_all
-
-def faulty(layouts):
-    return {file: text.replace(RIGHT, WRONG) + "del allocate" for file, text in original(layouts).items()}
-
-render.render_all = faulty
-main()
-"""
-
-
-def test_test_names_the_first_difference_and_how_to_see_it_again(folder):
-    command = [
-        sys.executable,
-        "-c",
-        FAULTY,
+    call = (
         "test",
         "paged_nhd",
+        "nhd_to_hnd",
         "--device",
         "cpu",
         "--case",
-        "append",
-        "--case",
         "allocate",
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 1
-    assert re.search(r"error\[KV731\]: paged_nhd append/\S+: .*expected 0x..", result.stderr)
-    assert "  help: again: kvgen test paged_nhd --seed 0 --case append/" in result.stderr
-    as_json = subprocess.run([*command, "--output-format", "json"], capture_output=True, text=True, check=False)
-    messages = [d["message"] for d in json.loads(as_json.stdout)]
+        "--case",
+        "transfer_blocks/many",
+    )
+    result = kvgen(*call)
+    assert result.code == 0, result.err
+    assert re.fullmatch(r"paged_nhd +cpu, seed 0: \d passed\nnhd_to_hnd +cpu, seed 0: \d+ passed\n", result.out)
+    result = kvgen(*call, "--case", "nonsense")
+    assert (result.code, result.err.splitlines()[0]) == (2, "error[KV710]: no case is named nonsense")
+
+
+def test_test_names_the_first_difference_and_how_to_see_it_again(folder, monkeypatch):
+    right, wrong = "slot = slot_number % BLOCK_SIZE", "slot = (slot_number + 1) % BLOCK_SIZE"
+    original = render.render_all
+
+    def faulty(layouts):
+        return {file: text.replace(right, wrong) + "del allocate" for file, text in original(layouts).items()}
+
+    monkeypatch.setattr(render, "render_all", faulty)
+    command = ("test", "paged_nhd", "--device", "cpu", "--case", "append", "--case", "allocate")
+    result = kvgen(*command)
+    assert result.code == 1
+    assert re.search(r"error\[KV731\]: paged_nhd append/\S+: .*expected 0x..", result.err)
+    assert "  help: again: kvgen test paged_nhd --seed 0 --case append/" in result.err
+    messages = [d["message"] for d in json.loads(kvgen(*command, "--output-format", "json").out)]
     assert "paged_nhd: there is no function allocate" in messages
     assert len(messages) > 4
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_test_shows_on_a_terminal_which_case_runs(folder, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    command = ("test", "paged_nhd", "nhd_to_hnd", "--device", "cpu", "--case", "allocate", "--case", "transfer/T1")
+    quiet = kvgen(*command)
+    monkeypatch.setattr("tests.command.io.StringIO", Terminal)
+    result = kvgen(*command)
+    assert (quiet.code, quiet.err) == (0, "")
+    assert result.out == quiet.out
+    assert "paged_nhd: allocate" in result.err
+    assert "1/1" in result.err
+    assert "nhd_to_hnd: transfer/T1" in result.err
 
 
 def test_no_such_device(monkeypatch):

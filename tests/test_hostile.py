@@ -90,6 +90,19 @@ def test_is_refused_by_name(name: str, kind: str) -> None:
     bench.check(pool)
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_tensors_without_memory_are_told_so(name: str) -> None:
+    """Where all are on the device meta, nothing else is wrong with them."""
+    layout = small(name)
+    bench = Bench(layout, module_of(layout), PoolFactory(layout, "cpu", 0), 0, "hostile")
+    pool, slots = bench.pool(), bench.tensor(bench.slots(3))
+    args = bench.append_args(pool, bench.sources(3, pool), slots)
+    calls = {"append": args, "gather": {k: v for k, v in args.items() if k in pool.actual} | {"slots": slots}}
+    for function, given in calls.items():
+        with pytest.raises(ValueError, match="tensors on the device meta have no memory"):
+            getattr(bench.module, function)(*(x.to("meta") for x in given.values()), **bench.layer_args(None))
+
+
 STRIDED = {"all at one address", "every other element"}
 """What tables of pages and pairs may be: they have any strides."""
 

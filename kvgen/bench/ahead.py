@@ -106,7 +106,6 @@ def compile_job(job: Job) -> None:
     target = triton.runtime.driver.active.get_current_target()
     stand_ins = {
         "_on": lambda device: contextlib.nullcontext(),
-        "_meet": lambda first, second: False,  # all of them start nowhere
         "_native": lambda device: target.backend == "cuda" and target.arch >= 90,
     }
     for name in stand_ins.keys() & vars(module).keys():

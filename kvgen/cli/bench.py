@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +22,7 @@ from kvgen.cli.common import (
     console_width,
     find_layouts,
     load_all,
+    progress,
     reporting,
 )
 from kvgen.diagnostics import Diagnostic, KvgenError
@@ -248,21 +248,6 @@ def _rows(
             found.append(Diagnostic("KV744", message, hint="--pool-tokens takes a smaller one"))
     tell(layout.name, True)
     return rows
-
-
-@contextmanager
-def progress(total: int) -> Iterator[Callable[[str, bool], None]]:
-    """A bar on a terminal, nothing elsewhere: a function that is told what was done and whether one of ``total`` is."""
-    if not sys.stderr.isatty():
-        yield lambda what, through: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda what, through: bar.update(task, description=what, advance=int(through))
 
 
 def _print(rows: list[Row], timed: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -224,6 +224,21 @@ def check_replaced(file: Path, start: bytes, what: str) -> None:
 def console_width() -> int | None:
     """The width of tables: the terminal's, and wide enough for everything where the output goes elsewhere."""
     return None if sys.stdout.isatty() else 240
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str, bool], None]]:
+    """A bar on a terminal, nothing elsewhere: a function that is told what was done and whether one of ``total`` is."""
+    if not sys.stderr.isatty():
+        yield lambda what, through: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda what, through: bar.update(task, description=what, advance=int(through))
 
 
 def one_layout(argument: str, why: str) -> Layout:

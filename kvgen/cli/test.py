@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ from kvgen.cli.common import (
     find_layouts,
     load_all,
     only_layouts,
+    progress,
     reporting,
     shipped_layouts,
 )
@@ -103,7 +104,7 @@ def _run(
     for layout in layouts:
         module = runtime.import_module(layout.name, texts[f"{layout.name}.py"])
         call = calls[layout.name] + "".join(f" --against {shlex.quote(target.text)}" for target in targets)
-        own: dict[str, Any] = {"device": where, "seed": seed, "call": call}
+        own: dict[str, Any] = {"device": where, "seed": seed, "call": call, "track": _tracked(layout.name)}
         if targets:
             module = stand_in(targets, module)
             own["functions"] = [target.function for target in targets]
@@ -118,6 +119,19 @@ def _run(
     if nowhere:
         hint = _known_cases(min(nowhere), list(known))
         raise KvgenError(Diagnostic("KV710", str(harness.UnknownCase(nowhere)), hint=hint))
+
+
+def _tracked(name: str) -> Callable[[Sequence[Any]], Iterator[Any]]:
+    """What goes through the cases of a layout and shows on a terminal which one runs."""
+
+    def track(cases: Sequence[Any]) -> Iterator[Any]:
+        with progress(len(cases)) as tell:
+            for case in cases:
+                tell(f"{name}: {case.name}", False)
+                yield case
+                tell(f"{name}: {case.name}", True)
+
+    return track
 
 
 def _known_cases(name: str, known: list[str]) -> str:

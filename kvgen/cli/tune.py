@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvgen import resources
-from kvgen.cli.bench import POOL_TOKENS, device_and_clock, numbers, progress
+from kvgen.cli.bench import POOL_TOKENS, device_and_clock, numbers
 from kvgen.cli.common import (
     DEFAULT_FOLDER,
     OutputFormat,
@@ -16,6 +16,7 @@ from kvgen.cli.common import (
     layout_path,
     load_all,
     only_layouts,
+    progress,
     reporting,
 )
 from kvgen.diagnostics import Diagnostic, KvgenError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ def run(
     only: str | Iterable[str] | None = None,
     functions: Collection[str] | None = None,
     call: str = "",
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Report:
     """Run every case, or those named by ``only``: whole names, or the function they begin with (``append``).
 
@@ -70,18 +71,19 @@ def run(
 
     ``functions``: those that are there to be tested, of a module that somebody else wrote. What they refuse is then
     theirs to decide. ``call`` is the command line that runs the cases, and repeats one with options that
-    are added; ``kvgen test NAME`` where nothing is said.
+    are added; ``kvgen test NAME`` where nothing is said. ``track`` goes through the cases, each in its turn, and may
+    tell how far it is.
     """
     call = call or f"kvgen test {layout.name}"
     if isinstance(layout, Transfer):
-        return run_transfer(layout, module, device, seed, only, functions, call)
+        return run_transfer(layout, module, device, seed, only, functions, call, track)
     pools = PoolFactory(layout, device, seed)
     found = cases(layout, device, pools.variants())
     if functions is not None:
         found = [c for c in found if c.function in functions and not c.refuses]
     found = named(found, only)
     with mended(device):
-        results = tuple(_run(case, layout, module, pools, seed, call) for case in found)
+        results = tuple(_run(case, layout, module, pools, seed, call) for case in track(found))
     return Report(layout.name, device, seed, results)
 
 

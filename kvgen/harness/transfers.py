@@ -395,12 +395,13 @@ def run_transfer(
     only: str | Iterable[str] | None,
     functions: Collection[str] | None,
     call: str,
+    track: Callable[[Sequence[Any]], Iterable[Any]],
 ) -> Report:
     """Run every case of a transfer, or those named by ``only``: ``run``, which says what the arguments are."""
     found = [case for case in transfer_cases(what) if functions is None or case.function in functions]
     found = named(possible(found, what.functions), only)
     with mended(device):
-        results = tuple(_run(case, what, module, device, seed, call) for case in found)
+        results = tuple(_run(case, what, module, device, seed, call) for case in track(found))
     return Report(what.name, device, seed, results)
 
 
