@@ -168,6 +168,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value.stride(0),
             value.stride(1),
             value_scales.stride(0),
+            _native(device),
         )
         with _on(device):
             compiled = _append_kernel[grid](
@@ -215,6 +216,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
             key.stride(0),
             key.stride(1),
             key_scales.stride(0),
+            _native(device),
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
@@ -259,6 +261,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
             value.stride(0),
             value.stride(1),
             value_scales.stride(0),
+            _native(device),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
@@ -326,6 +329,7 @@ def append_positions(
             value.stride(0),
             value.stride(1),
             value_scales.stride(0),
+            _native(device),
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
@@ -1217,6 +1221,7 @@ def _append_kernel(
     value_stride_token,
     value_stride_head,
     value_scales_stride_block,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1236,14 +1241,18 @@ def _append_kernel(
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
+    # Of both at once: warps wait for each other to find a token's largest magnitude.
+    key = _widened(key, NATIVE)
+    value = _widened(value, NATIVE)
+    key_amax, value_amax = tl.split(_amax(tl.max(tl.max(tl.join(_counted(key), _counted(value)), axis=1), axis=0)))
+
     # key to key_cache, int8 with a scale per token
-    key = key.to(tl.float32)
-    amax = _amax(tl.max(_counted(key)))
-    scale = tl.div_rn(amax, 127.0)
+    amax = key_amax
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(key_scales_ptr + block * key_scales_stride_block + slot, scale, mask=valid)
-    key = _number(_quotient(key, scale, key_ptr.dtype.element_ty))
-    key = _int8_codes_even(key, -127, 127)
+    key = _quotient(key, scale, key_ptr.dtype.element_ty)
+    key = _int8_bytes(key, -127, 127, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1255,13 +1264,12 @@ def _append_kernel(
     )
 
     # value to value_cache, int8 with a scale per token
-    value = value.to(tl.float32)
-    amax = _amax(tl.max(_counted(value)))
-    scale = tl.div_rn(amax, 127.0)
+    amax = value_amax
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(value_scales_ptr + block * value_scales_stride_block + slot, scale, mask=valid)
-    value = _number(_quotient(value, scale, value_ptr.dtype.element_ty))
-    value = _int8_codes_even(value, -127, 127)
+    value = _quotient(value, scale, value_ptr.dtype.element_ty)
+    value = _int8_bytes(value, -127, 127, NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1286,6 +1294,7 @@ def _append_key_kernel(
     key_stride_token,
     key_stride_head,
     key_scales_stride_block,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1305,13 +1314,13 @@ def _append_key_kernel(
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to key_cache, int8 with a scale per token
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key)))
-    scale = tl.div_rn(amax, 127.0)
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(key_scales_ptr + block * key_scales_stride_block + slot, scale, mask=valid)
-    key = _number(_quotient(key, scale, key_ptr.dtype.element_ty))
-    key = _int8_codes_even(key, -127, 127)
+    key = _quotient(key, scale, key_ptr.dtype.element_ty)
+    key = _int8_bytes(key, -127, 127, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1336,6 +1345,7 @@ def _append_value_kernel(
     value_stride_token,
     value_stride_head,
     value_scales_stride_block,
+    NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1355,13 +1365,13 @@ def _append_value_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to value_cache, int8 with a scale per token
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value)))
-    scale = tl.div_rn(amax, 127.0)
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(value_scales_ptr + block * value_scales_stride_block + slot, scale, mask=valid)
-    value = _number(_quotient(value, scale, value_ptr.dtype.element_ty))
-    value = _int8_codes_even(value, -127, 127)
+    value = _quotient(value, scale, value_ptr.dtype.element_ty)
+    value = _int8_bytes(value, -127, 127, NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1400,6 +1410,7 @@ def _append_positions_kernel(
     value_stride_token,
     value_stride_head,
     value_scales_stride_block,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1425,14 +1436,18 @@ def _append_positions_kernel(
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
+    # Of both at once: warps wait for each other to find a token's largest magnitude.
+    key = _widened(key, NATIVE)
+    value = _widened(value, NATIVE)
+    key_amax, value_amax = tl.split(_amax(tl.max(tl.max(tl.join(_counted(key), _counted(value)), axis=1), axis=0)))
+
     # key to key_cache, int8 with a scale per token
-    key = key.to(tl.float32)
-    amax = _amax(tl.max(_counted(key)))
-    scale = tl.div_rn(amax, 127.0)
+    amax = key_amax
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(key_scales_ptr + block * key_scales_stride_block + slot, scale, mask=valid)
-    key = _number(_quotient(key, scale, key_ptr.dtype.element_ty))
-    key = _int8_codes_even(key, -127, 127)
+    key = _quotient(key, scale, key_ptr.dtype.element_ty)
+    key = _int8_bytes(key, -127, 127, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1444,13 +1459,12 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, int8 with a scale per token
-    value = value.to(tl.float32)
-    amax = _amax(tl.max(_counted(value)))
-    scale = tl.div_rn(amax, 127.0)
+    amax = value_amax
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(value_scales_ptr + block * value_scales_stride_block + slot, scale, mask=valid)
-    value = _number(_quotient(value, scale, value_ptr.dtype.element_ty))
-    value = _int8_codes_even(value, -127, 127)
+    value = _quotient(value, scale, value_ptr.dtype.element_ty)
+    value = _int8_bytes(value, -127, 127, NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -2354,6 +2368,17 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2467,6 +2492,18 @@ def _near_quotient(x, scale):
 
 
 @triton.jit
+def _over_steps(amax, steps: tl.constexpr):
+    """amax / steps, a number of 16 bits or less; rounded as a division is, without a branch for what is below 2**-100."""
+    if _EXACT_FMA:
+        inverse: tl.constexpr = 1.0 / steps
+        ratio = amax * inverse
+        ratio = tl.fma(tl.fma(ratio * -1.0, steps, amax), inverse, ratio)
+    else:
+        ratio = tl.div_rn(amax, steps)
+    return ratio
+
+
+@triton.jit
 def _number(x):
     """x, or 0 where it is no number."""
     return tl.where(x != x, 0.0, x)
@@ -2483,6 +2520,31 @@ def _int8_codes_even(x, low: tl.constexpr, high: tl.constexpr):
 @triton.jit
 def _int8_values(code):
     return code.to(tl.int8, bitcast=True).to(tl.float32)
+
+
+# Four numbers to the nearest integers, ties to even; past 127 they are that, and what is no number is 0.
+_INT8_WORD = tl.constexpr(
+    """{
+    .reg .s32 first, second, third, fourth;
+    cvt.rni.s32.f32 first, $1;
+    cvt.rni.s32.f32 second, $2;
+    cvt.rni.s32.f32 third, $3;
+    cvt.rni.s32.f32 fourth, $4;
+    cvt.pack.sat.s8.s32.b32 third, fourth, third, 0;
+    cvt.pack.sat.s8.s32.b32 $0, second, first, third;
+    }"""
+)
+
+
+@triton.jit
+def _int8_bytes(x, low: tl.constexpr, high: tl.constexpr, native: tl.constexpr):
+    """To the nearest integer, ties to even, within low and 127; what is no number is 0."""
+    if native:
+        held = tl.maximum(x, low, propagate_nan=tl.PropagateNan.ALL)
+        codes = tl.inline_asm_elementwise(_INT8_WORD, "=r,f,f,f,f", [held], tl.uint8, True, 4)
+    else:
+        codes = _int8_codes_even(_number(x), low, high)
+    return codes
 
 
 def _tensor(name, tensor, ndim, device):
@@ -2533,6 +2595,13 @@ def _check_apart(name, tensor):
         if stride <= reach:
             raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
         reach += stride * (size - 1)
+
+
+def _native(device):
+    """Whether casts to 8-bit floats are the device's own: from sm_90 on they give what integers give, and are quicker."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _check_integers(name, tensor, device, length=None):

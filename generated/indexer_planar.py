@@ -765,10 +765,10 @@ def _append_kernel(
     key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=in_range[:, None], other=0)
 
     # key to index_cache, fp8_e4m3 with a scale per token
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     amax = tl.maximum(amax, 0.0001)
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
@@ -810,10 +810,10 @@ def _append_key_kernel(
     key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=in_range[:, None], other=0)
 
     # key to index_cache, fp8_e4m3 with a scale per token
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     amax = tl.maximum(amax, 0.0001)
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
@@ -866,10 +866,10 @@ def _append_positions_kernel(
     key = tl.load(key_ptr + token[:, None] * key_stride_token + dim[None, :], mask=in_range[:, None], other=0)
 
     # key to index_cache, fp8_e4m3 with a scale per token
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     amax = tl.maximum(amax, 0.0001)
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale_ptrs = (index_cache_ptr + block[:, None] * index_cache_stride_block).to(
         tl.pointer_type(tl.float32), bitcast=True
     )
@@ -1379,6 +1379,17 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -1501,6 +1512,18 @@ def _near_quotient(x, scale):
 def _over(x, scale, source: tl.constexpr):
     """x / scale, and 0 where the scale is 0."""
     return tl.where(scale == 0.0, 0.0, _quotient(x, scale, source))
+
+
+@triton.jit
+def _over_steps(amax, steps: tl.constexpr):
+    """amax / steps, a number of 16 bits or less; rounded as a division is, without a branch for what is below 2**-100."""
+    if _EXACT_FMA:
+        inverse: tl.constexpr = 1.0 / steps
+        ratio = amax * inverse
+        ratio = tl.fma(tl.fma(ratio * -1.0, steps, amax), inverse, ratio)
+    else:
+        ratio = tl.div_rn(amax, steps)
+    return ratio
 
 
 @triton.jit

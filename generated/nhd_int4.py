@@ -2849,9 +2849,8 @@ def _unpack_4(codes):
     return codes
 
 
-# Four bytes at a time: of even and odd sizes whose float16 has the codes in its lowest bits, and the signs of numbers.
-_INT4_PAIRS = tl.constexpr(
-    """{
+# A word of eight codes: of two times four sizes whose float16 has the codes in its lowest bits, and signs of numbers.
+_INT4_WORD = """{
     .reg .b32 codes, next, signs, last, minus;
     cvt.rn.f16x2.f32 codes, $3, $1;
     cvt.rn.f16x2.f32 next, $7, $5;
@@ -2878,22 +2877,35 @@ _INT4_PAIRS = tl.constexpr(
     shr.u32 minus, minus, 3;
     mul.lo.u32 next, minus, 15;
     xor.b32 codes, codes, next;
-    add.u32 $0, codes, minus;
+    add.u32 codes, codes, minus;
+"""
+# Of even and odd numbers: four bytes.
+_INT4_PAIRS = tl.constexpr(
+    _INT4_WORD
+    + """
+    mov.b32 $0, codes;
     }"""
 )
 
 
 @triton.jit
-def _int4_pairs_near(x, scale, apart: tl.constexpr, source: tl.constexpr, native: tl.constexpr):
-    """Bytes of two codes each of x / scale, within -7 and 7; apart is the shape of x with the codes of a byte last.
+def _int4_eighths(x, scale, apart: tl.constexpr, native: tl.constexpr):
+    """Eighths of x / scale, and their sizes plus 128; apart is the shape of x with the codes of a byte last.
 
     Where x and scale have 11 bits or less nothing comes nearer to a tie than a 2**12th but those that are, which are
     again, whatever the reciprocal has missed, when 128 is added to their eighth.
     """
+    eighth = tl.reshape(x * _rounded_inverse(scale * 8.0, native), apart)
+    return eighth.to(tl.uint32, bitcast=True), _unit(tl.abs(eighth)) + 128.0
+
+
+@triton.jit
+def _int4_pairs_near(x, scale, apart: tl.constexpr, source: tl.constexpr, native: tl.constexpr):
+    """Bytes of two codes each of x / scale, within -7 and 7; apart is the shape of x with the codes of a byte last."""
     if native and source != tl.float32:
-        eighth = tl.reshape(x * _rounded_inverse(scale * 8.0, native), apart)
-        even_size, odd_size = tl.split(_unit(tl.abs(eighth)) + 128.0)
-        even, odd = tl.split(eighth.to(tl.uint32, bitcast=True))
+        eighth, size = _int4_eighths(x, scale, apart, native)
+        even_size, odd_size = tl.split(size)
+        even, odd = tl.split(eighth)
         pairs = tl.inline_asm_elementwise(
             _INT4_PAIRS, "=r,f,f,f,f,f,f,f,f,r,r,r,r,r,r,r,r", [even_size, odd_size, even, odd], tl.uint8, True, 4
         )

@@ -187,6 +187,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value_cache.stride(4) // stride_unit,
             8 if num_tokens <= 1024 else 32,
             stride_unit,
+            _native(device),
         )
         with _on(device):
             compiled = _append_kernel[grid](
@@ -241,6 +242,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
             key_cache.stride(4) // stride_unit,
             8 if num_tokens <= 1024 else 32,
             stride_unit,
+            _native(device),
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
@@ -292,6 +294,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
             value_cache.stride(4) // stride_unit,
             8 if num_tokens <= 1024 else 32,
             stride_unit,
+            _native(device),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
@@ -370,6 +373,7 @@ def append_positions(
             value_cache.stride(4) // stride_unit,
             8 if num_tokens <= 1024 else 32,
             stride_unit,
+            _native(device),
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
@@ -1361,6 +1365,7 @@ def _append_kernel(
     value_cache_stride_bit,
     DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1388,7 +1393,7 @@ def _append_kernel(
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
@@ -1402,9 +1407,7 @@ def _append_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _number(_near_quotient(key, scale))
-    key = _int4_codes_even(key, -7, 7)
-    key = _pack_planes(tl.reshape(key, (8, 16, 2, 2, 2)))
+    key = _int4_planes_near(key, scale, (8, 16, 2, 2, 2), key_ptr.dtype.element_ty, NATIVE)
     plane = (key >> 8).to(tl.uint8)
     tl.store(
         key_cache_ptr
@@ -1454,7 +1457,7 @@ def _append_kernel(
     )
 
     # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
@@ -1468,9 +1471,7 @@ def _append_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _number(_near_quotient(value, scale))
-    value = _int4_codes_even(value, -7, 7)
-    value = _pack_planes(tl.reshape(value, (8, 16, 2, 2, 2)))
+    value = _int4_planes_near(value, scale, (8, 16, 2, 2, 2), value_ptr.dtype.element_ty, NATIVE)
     plane = (value >> 8).to(tl.uint8)
     tl.store(
         value_cache_ptr
@@ -1539,6 +1540,7 @@ def _append_key_kernel(
     key_cache_stride_bit,
     DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1562,7 +1564,7 @@ def _append_key_kernel(
     key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
@@ -1576,9 +1578,7 @@ def _append_key_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _number(_near_quotient(key, scale))
-    key = _int4_codes_even(key, -7, 7)
-    key = _pack_planes(tl.reshape(key, (8, 16, 2, 2, 2)))
+    key = _int4_planes_near(key, scale, (8, 16, 2, 2, 2), key_ptr.dtype.element_ty, NATIVE)
     plane = (key >> 8).to(tl.uint8)
     tl.store(
         key_cache_ptr
@@ -1647,6 +1647,7 @@ def _append_value_kernel(
     value_cache_stride_bit,
     DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1670,7 +1671,7 @@ def _append_value_kernel(
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
@@ -1684,9 +1685,7 @@ def _append_value_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _number(_near_quotient(value, scale))
-    value = _int4_codes_even(value, -7, 7)
-    value = _pack_planes(tl.reshape(value, (8, 16, 2, 2, 2)))
+    value = _int4_planes_near(value, scale, (8, 16, 2, 2, 2), value_ptr.dtype.element_ty, NATIVE)
     plane = (value >> 8).to(tl.uint8)
     tl.store(
         value_cache_ptr
@@ -1773,6 +1772,7 @@ def _append_positions_kernel(
     value_cache_stride_bit,
     DIM_RUN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1806,7 +1806,7 @@ def _append_positions_kernel(
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # key to key_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
     scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
@@ -1820,9 +1820,7 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    key = _number(_near_quotient(key, scale))
-    key = _int4_codes_even(key, -7, 7)
-    key = _pack_planes(tl.reshape(key, (8, 16, 2, 2, 2)))
+    key = _int4_planes_near(key, scale, (8, 16, 2, 2, 2), key_ptr.dtype.element_ty, NATIVE)
     plane = (key >> 8).to(tl.uint8)
     tl.store(
         key_cache_ptr
@@ -1872,7 +1870,7 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, int4 with a scale per token and head and 32 dims, each bit for itself
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
     scale = _ratio(amax, tl.full((), 7.0, tl.float32))
     stored = _to_scale_float16(scale)
@@ -1886,9 +1884,7 @@ def _append_positions_kernel(
         mask=valid,
     )
     scale = _to_float32(stored)
-    value = _number(_near_quotient(value, scale))
-    value = _int4_codes_even(value, -7, 7)
-    value = _pack_planes(tl.reshape(value, (8, 16, 2, 2, 2)))
+    value = _int4_planes_near(value, scale, (8, 16, 2, 2, 2), value_ptr.dtype.element_ty, NATIVE)
     plane = (value >> 8).to(tl.uint8)
     tl.store(
         value_cache_ptr
@@ -3194,6 +3190,17 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -3329,6 +3336,12 @@ def _number(x):
 
 
 @triton.jit
+def _unit(x):
+    """Within 0 and 1; NaN is 0."""
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
 def _int4_codes_even(x, low: tl.constexpr, high: tl.constexpr):
     """To the nearest integer, ties to even, within low and high."""
     # 1.5 * 2**23: the sum has no room for a fraction, and ends in the integer.
@@ -3371,6 +3384,93 @@ def _unpack_planes(first, second, third, fourth):
     codes = tl.join(codes & 0x0F0F0F0F, (codes >> 4) & 0x0F0F0F0F)
     codes = tl.join(codes & 0xFFFF, codes >> 16)
     return tl.join(codes & 0xFF, codes >> 8).to(tl.uint8)
+
+
+# A word of eight codes: of two times four sizes whose float16 has the codes in its lowest bits, and signs of numbers.
+_INT4_WORD = """{
+    .reg .b32 codes, next, signs, last, minus;
+    cvt.rn.f16x2.f32 codes, $3, $1;
+    cvt.rn.f16x2.f32 next, $7, $5;
+    mad.lo.u32 codes, next, 16, codes;
+    cvt.rn.f16x2.f32 next, $4, $2;
+    mad.lo.u32 codes, next, 256, codes;
+    cvt.rn.f16x2.f32 next, $8, $6;
+    mad.lo.u32 codes, next, 4096, codes;
+    sub.u32 codes, codes, 0xDDDDD800;
+    shf.l.wrap.b32 signs, $14, 0, 4;
+    shf.l.wrap.b32 last, $16, 0, 4;
+    shf.l.wrap.b32 signs, $10, signs, 4;
+    shf.l.wrap.b32 last, $12, last, 4;
+    shf.l.wrap.b32 signs, $13, signs, 4;
+    shf.l.wrap.b32 last, $15, last, 4;
+    shf.l.wrap.b32 signs, $9, signs, 4;
+    shf.l.wrap.b32 last, $11, last, 4;
+    prmt.b32 signs, signs, last, 0x5410;
+    shr.u32 next, codes, 3;
+    and.b32 next, next, 0x11111111;
+    sub.u32 codes, codes, next;
+    add.u32 next, codes, 0x77777777;
+    lop3.b32 minus, next, signs, 0x88888888, 0x80;
+    shr.u32 minus, minus, 3;
+    mul.lo.u32 next, minus, 15;
+    xor.b32 codes, codes, next;
+    add.u32 codes, codes, minus;
+"""
+# Of the first four and the last four: the bits of a code's number, from 8 down, are lowest, next and first of it, the
+# last two being those of its own bits, which go to the front.
+_INT4_PLANES = tl.constexpr(
+    _INT4_WORD
+    + """
+    shr.u32 next, codes, 14;
+    lop3.b32 next, next, codes, 0x0000CCCC, 0x28;
+    shl.b32 last, next, 14;
+    lop3.b32 codes, codes, next, last, 0x96;
+    shr.u32 next, codes, 7;
+    lop3.b32 next, next, codes, 0x00AA00AA, 0x28;
+    shl.b32 last, next, 7;
+    lop3.b32 $0, codes, next, last, 0x96;
+    }"""
+)
+
+
+@triton.jit
+def _int4_eighths(x, scale, apart: tl.constexpr, native: tl.constexpr):
+    """Eighths of x / scale, and their sizes plus 128; apart is the shape of x with the codes of a byte last.
+
+    Where x and scale have 11 bits or less nothing comes nearer to a tie than a 2**12th but those that are, which are
+    again, whatever the reciprocal has missed, when 128 is added to their eighth.
+    """
+    eighth = tl.reshape(x * _rounded_inverse(scale * 8.0, native), apart)
+    return eighth.to(tl.uint32, bitcast=True), _unit(tl.abs(eighth)) + 128.0
+
+
+@triton.jit
+def _eight(x):
+    """What [..., 2, 2, 2] has last, each for itself."""
+    even, odd = tl.split(x)
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    a, e = tl.split(a)
+    b, f = tl.split(b)
+    c, g = tl.split(c)
+    d, h = tl.split(d)
+    return a, b, c, d, e, f, g, h
+
+
+@triton.jit
+def _int4_planes_near(x, scale, apart: tl.constexpr, source: tl.constexpr, native: tl.constexpr):
+    """Words whose bytes have one bit each of 8 codes of x / scale, within -7 and 7, as _pack_planes makes them."""
+    if native and source != tl.float32:
+        eighth, size = _int4_eighths(x, scale, apart, native)
+        a, b, c, d, e, f, g, h = _eight(size)
+        i, j, k, m, n, o, p, q = _eight(eighth)
+        each = [a, b, c, d, e, f, g, h, i, j, k, m, n, o, p, q]
+        kinds: tl.constexpr = "=r,f,f,f,f,f,f,f,f,r,r,r,r,r,r,r,r"
+        words = tl.inline_asm_elementwise(_INT4_PLANES, kinds, each, tl.uint32, True, 1)
+    else:
+        codes = _int4_codes_even(_number(_near_quotient(x, scale)), -7, 7)
+        words = _pack_planes(tl.reshape(codes, apart))
+    return words
 
 
 def _tensor(name, tensor, ndim, device):
@@ -3421,6 +3521,13 @@ def _check_apart(name, tensor):
         if stride <= reach:
             raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
         reach += stride * (size - 1)
+
+
+def _native(device):
+    """Whether casts to 8-bit floats are the device's own: from sm_90 on they give what integers give, and are quicker."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _check_integers(name, tensor, device, length=None):

@@ -155,6 +155,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value_cache.stride(2),
             value.stride(0),
             value.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_kernel[grid](
@@ -201,6 +202,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
             key_cache.stride(2),
             key.stride(0),
             key.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
@@ -244,6 +246,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
             value_cache.stride(2),
             value.stride(0),
             value.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
@@ -309,6 +312,7 @@ def append_positions(
             value_cache.stride(2),
             value.stride(0),
             value.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
@@ -1190,6 +1194,7 @@ def _append_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1212,10 +1217,10 @@ def _append_kernel(
     value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
 
     # key to key_cache, int8 with a given scale per tensor
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     scale = _to_float32(key_scale)
-    key = _number(_quotient(key, scale, key_ptr.dtype.element_ty))
-    key = _int8_codes_even(key, -127, 127)
+    key = _quotient(key, scale, key_ptr.dtype.element_ty)
+    key = _int8_bytes(key, -127, 127, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1227,10 +1232,10 @@ def _append_kernel(
     )
 
     # value to value_cache, int8 with a given scale per tensor
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     scale = _to_float32(value_scale)
-    value = _number(_quotient(value, scale, value_ptr.dtype.element_ty))
-    value = _int8_codes_even(value, -127, 127)
+    value = _quotient(value, scale, value_ptr.dtype.element_ty)
+    value = _int8_bytes(value, -127, 127, NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1254,6 +1259,7 @@ def _append_key_kernel(
     key_cache_stride_head,
     key_stride_token,
     key_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1274,10 +1280,10 @@ def _append_key_kernel(
     key_scale = tl.load(key_scales_ptr + block, mask=valid, other=0)
 
     # key to key_cache, int8 with a given scale per tensor
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     scale = _to_float32(key_scale)
-    key = _number(_quotient(key, scale, key_ptr.dtype.element_ty))
-    key = _int8_codes_even(key, -127, 127)
+    key = _quotient(key, scale, key_ptr.dtype.element_ty)
+    key = _int8_bytes(key, -127, 127, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1301,6 +1307,7 @@ def _append_value_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1321,10 +1328,10 @@ def _append_value_kernel(
     value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
 
     # value to value_cache, int8 with a given scale per tensor
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     scale = _to_float32(value_scale)
-    value = _number(_quotient(value, scale, value_ptr.dtype.element_ty))
-    value = _int8_codes_even(value, -127, 127)
+    value = _quotient(value, scale, value_ptr.dtype.element_ty)
+    value = _int8_bytes(value, -127, 127, NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -1361,6 +1368,7 @@ def _append_positions_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1389,10 +1397,10 @@ def _append_positions_kernel(
     value_scale = tl.load(value_scales_ptr + block, mask=valid, other=0)
 
     # key to key_cache, int8 with a given scale per tensor
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     scale = _to_float32(key_scale)
-    key = _number(_quotient(key, scale, key_ptr.dtype.element_ty))
-    key = _int8_codes_even(key, -127, 127)
+    key = _quotient(key, scale, key_ptr.dtype.element_ty)
+    key = _int8_bytes(key, -127, 127, NATIVE)
     tl.store(
         key_cache_ptr
         + block * key_cache_stride_block
@@ -1404,10 +1412,10 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, int8 with a given scale per tensor
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     scale = _to_float32(value_scale)
-    value = _number(_quotient(value, scale, value_ptr.dtype.element_ty))
-    value = _int8_codes_even(value, -127, 127)
+    value = _quotient(value, scale, value_ptr.dtype.element_ty)
+    value = _int8_bytes(value, -127, 127, NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -2287,6 +2295,17 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2402,6 +2421,31 @@ def _int8_values(code):
     return code.to(tl.int8, bitcast=True).to(tl.float32)
 
 
+# Four numbers to the nearest integers, ties to even; past 127 they are that, and what is no number is 0.
+_INT8_WORD = tl.constexpr(
+    """{
+    .reg .s32 first, second, third, fourth;
+    cvt.rni.s32.f32 first, $1;
+    cvt.rni.s32.f32 second, $2;
+    cvt.rni.s32.f32 third, $3;
+    cvt.rni.s32.f32 fourth, $4;
+    cvt.pack.sat.s8.s32.b32 third, fourth, third, 0;
+    cvt.pack.sat.s8.s32.b32 $0, second, first, third;
+    }"""
+)
+
+
+@triton.jit
+def _int8_bytes(x, low: tl.constexpr, high: tl.constexpr, native: tl.constexpr):
+    """To the nearest integer, ties to even, within low and 127; what is no number is 0."""
+    if native:
+        held = tl.maximum(x, low, propagate_nan=tl.PropagateNan.ALL)
+        codes = tl.inline_asm_elementwise(_INT8_WORD, "=r,f,f,f,f", [held], tl.uint8, True, 4)
+    else:
+        codes = _int8_codes_even(_number(x), low, high)
+    return codes
+
+
 def _tensor(name, tensor, ndim, device):
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
@@ -2450,6 +2494,13 @@ def _check_apart(name, tensor):
         if stride <= reach:
             raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
         reach += stride * (size - 1)
+
+
+def _native(device):
+    """Whether casts to 8-bit floats are the device's own: from sm_90 on they give what integers give, and are quicker."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _check_integers(name, tensor, device, length=None):

@@ -175,6 +175,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
             value.stride(1),
             value_scales.stride(0),
             value_scales.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_kernel[grid](
@@ -223,6 +224,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
             key.stride(1),
             key_scales.stride(0),
             key_scales.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
@@ -268,6 +270,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
             value.stride(1),
             value_scales.stride(0),
             value_scales.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
@@ -337,6 +340,7 @@ def append_positions(
             value.stride(1),
             value_scales.stride(0),
             value_scales.stride(1),
+            _native(device),
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
@@ -1250,6 +1254,7 @@ def _append_kernel(
     value_stride_head,
     value_scales_stride_block,
     value_scales_stride_slot,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1270,16 +1275,16 @@ def _append_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to key_cache, int8 with a scale per token and head
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 127.0)
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None],
         scale,
         mask=valid,
     )
-    key = key * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    key = key * _reciprocal(scale, NATIVE)
     key = _int8_codes_away(_number(key), -127, 127)
     tl.store(
         key_cache_ptr
@@ -1292,16 +1297,16 @@ def _append_kernel(
     )
 
     # value to value_cache, int8 with a scale per token and head
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 127.0)
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None],
         scale,
         mask=valid,
     )
-    value = value * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    value = value * _reciprocal(scale, NATIVE)
     value = _int8_codes_away(_number(value), -127, 127)
     tl.store(
         value_cache_ptr
@@ -1328,6 +1333,7 @@ def _append_key_kernel(
     key_stride_head,
     key_scales_stride_block,
     key_scales_stride_slot,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1347,16 +1353,16 @@ def _append_key_kernel(
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to key_cache, int8 with a scale per token and head
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 127.0)
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None],
         scale,
         mask=valid,
     )
-    key = key * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    key = key * _reciprocal(scale, NATIVE)
     key = _int8_codes_away(_number(key), -127, 127)
     tl.store(
         key_cache_ptr
@@ -1383,6 +1389,7 @@ def _append_value_kernel(
     value_stride_head,
     value_scales_stride_block,
     value_scales_stride_slot,
+    NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1402,16 +1409,16 @@ def _append_value_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to value_cache, int8 with a scale per token and head
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 127.0)
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None],
         scale,
         mask=valid,
     )
-    value = value * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    value = value * _reciprocal(scale, NATIVE)
     value = _int8_codes_away(_number(value), -127, 127)
     tl.store(
         value_cache_ptr
@@ -1453,6 +1460,7 @@ def _append_positions_kernel(
     value_stride_head,
     value_scales_stride_block,
     value_scales_stride_slot,
+    NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1479,16 +1487,16 @@ def _append_positions_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to key_cache, int8 with a scale per token and head
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 127.0)
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         key_scales_ptr + block * key_scales_stride_block + slot * key_scales_stride_slot + head[:, None],
         scale,
         mask=valid,
     )
-    key = key * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    key = key * _reciprocal(scale, NATIVE)
     key = _int8_codes_away(_number(key), -127, 127)
     tl.store(
         key_cache_ptr
@@ -1501,16 +1509,16 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, int8 with a scale per token and head
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 127.0)
+    scale = _over_steps(amax, 127.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         value_scales_ptr + block * value_scales_stride_block + slot * value_scales_stride_slot + head[:, None],
         scale,
         mask=valid,
     )
-    value = value * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, scale))
+    value = value * _reciprocal(scale, NATIVE)
     value = _int8_codes_away(_number(value), -127, 127)
     tl.store(
         value_cache_ptr
@@ -2493,6 +2501,17 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2532,6 +2551,38 @@ def _counted(x):
 def _amax(largest):
     """The largest of sizes, which is NaN where all are: NaN counts nothing, an infinity as the largest float32."""
     return tl.where(largest != largest, 0.0, tl.minimum(largest, 3.4028234663852886e38))
+
+
+@triton.jit
+def _rounded_inverse(divisor, native: tl.constexpr):
+    """1 / divisor, rounded but for a part in 2**46; NaN where divisor is 0. Both are normal numbers otherwise."""
+    if native:  # as Triton's division begins, which sees to what is no normal number
+        near = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [divisor], tl.float32, True, 1)
+    else:
+        near = 1.0 / divisor  # to some bits less than all, by Triton's division
+    return tl.fma(tl.fma(divisor * -1.0, near, 1.0), near, near)
+
+
+@triton.jit
+def _over_steps(amax, steps: tl.constexpr):
+    """amax / steps, a number of 16 bits or less; rounded as a division is, without a branch for what is below 2**-100."""
+    if _EXACT_FMA:
+        inverse: tl.constexpr = 1.0 / steps
+        ratio = amax * inverse
+        ratio = tl.fma(tl.fma(ratio * -1.0, steps, amax), inverse, ratio)
+    else:
+        ratio = tl.div_rn(amax, steps)
+    return ratio
+
+
+@triton.jit
+def _reciprocal(scale, native: tl.constexpr):
+    """1 / scale, rounded, both within 2**-126 and 2**126: as ptxas divides one by these, without a branch for others."""
+    if native:
+        inverse = _rounded_inverse(scale, native)
+    else:
+        inverse = tl.div_rn(1.0, scale)
+    return inverse
 
 
 @triton.jit
@@ -2610,6 +2661,13 @@ def _check_apart(name, tensor):
         if stride <= reach:
             raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
         reach += stride * (size - 1)
+
+
+def _native(device):
+    """Whether casts to 8-bit floats are the device's own: from sm_90 on they give what integers give, and are quicker."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _check_integers(name, tensor, device, length=None):

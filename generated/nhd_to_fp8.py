@@ -607,7 +607,7 @@ def _transfer_tile(
     key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = key.to(tl.float32)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         dst_key_scales_ptr
@@ -617,7 +617,7 @@ def _transfer_tile(
         scale,
         mask=valid[:, None, None] & (head < HEADS)[None, :, None],
     )
-    key = _times(key, tl.div_rn(1.0, scale), scale)
+    key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
         dst_key_cache_ptr
@@ -634,7 +634,7 @@ def _transfer_tile(
     value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     value = value.to(tl.float32)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         dst_value_scales_ptr
@@ -644,7 +644,7 @@ def _transfer_tile(
         scale,
         mask=valid[:, None, None] & (head < HEADS)[None, :, None],
     )
-    value = _times(value, tl.div_rn(1.0, scale), scale)
+    value = value * _reciprocal(scale, NATIVE)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         dst_value_cache_ptr
@@ -861,7 +861,7 @@ def _transfer_blocks_tile(
     key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     key = key.to(tl.float32)
     amax = _amax(tl.max(_counted(key), axis=2, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         dst_key_scales_ptr
@@ -871,7 +871,7 @@ def _transfer_blocks_tile(
         scale,
         mask=valid[:, None, None] & (head < HEADS)[None, :, None],
     )
-    key = _times(key, tl.div_rn(1.0, scale), scale)
+    key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
         dst_key_cache_ptr
@@ -888,7 +888,7 @@ def _transfer_blocks_tile(
     value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     value = value.to(tl.float32)
     amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     tl.store(
         dst_value_scales_ptr
@@ -898,7 +898,7 @@ def _transfer_blocks_tile(
         scale,
         mask=valid[:, None, None] & (head < HEADS)[None, :, None],
     )
-    value = _times(value, tl.div_rn(1.0, scale), scale)
+    value = value * _reciprocal(scale, NATIVE)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         dst_value_cache_ptr
@@ -932,9 +932,35 @@ def _amax(largest):
 
 
 @triton.jit
-def _times(x, inverse, scale):
-    """x times the inverse of the scale; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, x * inverse)
+def _rounded_inverse(divisor, native: tl.constexpr):
+    """1 / divisor, rounded but for a part in 2**46; NaN where divisor is 0. Both are normal numbers otherwise."""
+    if native:  # as Triton's division begins, which sees to what is no normal number
+        near = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [divisor], tl.float32, True, 1)
+    else:
+        near = 1.0 / divisor  # to some bits less than all, by Triton's division
+    return tl.fma(tl.fma(divisor * -1.0, near, 1.0), near, near)
+
+
+@triton.jit
+def _over_steps(amax, steps: tl.constexpr):
+    """amax / steps, a number of 16 bits or less; rounded as a division is, without a branch for what is below 2**-100."""
+    if _EXACT_FMA:
+        inverse: tl.constexpr = 1.0 / steps
+        ratio = amax * inverse
+        ratio = tl.fma(tl.fma(ratio * -1.0, steps, amax), inverse, ratio)
+    else:
+        ratio = tl.div_rn(amax, steps)
+    return ratio
+
+
+@triton.jit
+def _reciprocal(scale, native: tl.constexpr):
+    """1 / scale, rounded, both within 2**-126 and 2**126: as ptxas divides one by these, without a branch for others."""
+    if native:
+        inverse = _rounded_inverse(scale, native)
+    else:
+        inverse = tl.div_rn(1.0, scale)
+    return inverse
 
 
 @triton.jit

@@ -985,9 +985,9 @@ def _append_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to kv_cache, fp8_e4m3 with a scale per token and head
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
         kv_cache_ptr
@@ -996,7 +996,7 @@ def _append_kernel(
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 32, scale, mask=valid)
-    key = _times(key, tl.div_rn(1.0, scale), scale)
+    key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1009,9 +1009,9 @@ def _append_kernel(
     )
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
         kv_cache_ptr
@@ -1020,7 +1020,7 @@ def _append_kernel(
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 65, scale, mask=valid)
-    value = _times(value, tl.div_rn(1.0, scale), scale)
+    value = value * _reciprocal(scale, NATIVE)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1066,9 +1066,9 @@ def _append_key_kernel(
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to kv_cache, fp8_e4m3 with a scale per token and head
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
         kv_cache_ptr
@@ -1077,7 +1077,7 @@ def _append_key_kernel(
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 32, scale, mask=valid)
-    key = _times(key, tl.div_rn(1.0, scale), scale)
+    key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1122,9 +1122,9 @@ def _append_value_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
         kv_cache_ptr
@@ -1133,7 +1133,7 @@ def _append_value_kernel(
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 65, scale, mask=valid)
-    value = _times(value, tl.div_rn(1.0, scale), scale)
+    value = value * _reciprocal(scale, NATIVE)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1194,9 +1194,9 @@ def _append_positions_kernel(
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to kv_cache, fp8_e4m3 with a scale per token and head
-    key = key.to(tl.float32)
+    key = _widened(key, NATIVE)
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
         kv_cache_ptr
@@ -1205,7 +1205,7 @@ def _append_positions_kernel(
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 32, scale, mask=valid)
-    key = _times(key, tl.div_rn(1.0, scale), scale)
+    key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1218,9 +1218,9 @@ def _append_positions_kernel(
     )
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
-    scale = tl.div_rn(amax, 448.0)
+    scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
     scale_ptrs = (
         kv_cache_ptr
@@ -1229,7 +1229,7 @@ def _append_positions_kernel(
         + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
     ).to(tl.pointer_type(tl.float32), bitcast=True)
     tl.store(scale_ptrs + 65, scale, mask=valid)
-    value = _times(value, tl.div_rn(1.0, scale), scale)
+    value = value * _reciprocal(scale, NATIVE)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         kv_cache_ptr
@@ -1995,6 +1995,17 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2043,9 +2054,35 @@ def _amax(largest):
 
 
 @triton.jit
-def _times(x, inverse, scale):
-    """x times the inverse of the scale; 0 where the scale is 0."""
-    return tl.where(scale == 0.0, 0.0, x * inverse)
+def _rounded_inverse(divisor, native: tl.constexpr):
+    """1 / divisor, rounded but for a part in 2**46; NaN where divisor is 0. Both are normal numbers otherwise."""
+    if native:  # as Triton's division begins, which sees to what is no normal number
+        near = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [divisor], tl.float32, True, 1)
+    else:
+        near = 1.0 / divisor  # to some bits less than all, by Triton's division
+    return tl.fma(tl.fma(divisor * -1.0, near, 1.0), near, near)
+
+
+@triton.jit
+def _over_steps(amax, steps: tl.constexpr):
+    """amax / steps, a number of 16 bits or less; rounded as a division is, without a branch for what is below 2**-100."""
+    if _EXACT_FMA:
+        inverse: tl.constexpr = 1.0 / steps
+        ratio = amax * inverse
+        ratio = tl.fma(tl.fma(ratio * -1.0, steps, amax), inverse, ratio)
+    else:
+        ratio = tl.div_rn(amax, steps)
+    return ratio
+
+
+@triton.jit
+def _reciprocal(scale, native: tl.constexpr):
+    """1 / scale, rounded, both within 2**-126 and 2**126: as ptxas divides one by these, without a branch for others."""
+    if native:
+        inverse = _rounded_inverse(scale, native)
+    else:
+        inverse = tl.div_rn(1.0, scale)
+    return inverse
 
 
 @triton.jit

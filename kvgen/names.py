@@ -59,7 +59,7 @@ _LONGEST = 64
 _STAGED = (
     "partner|(partner_)?(weight|wide)|inverse|pair|first|other|turn|position|frequency|angle|(cos|sin)(_height|_width)?"
 )
-_READ = "ptr|length|mask|bit[0-9]|page.*|dim(_byte|_group|_lane|_run|_vector|_word)?|stride.*"
+_READ = "ptr|amax|length|mask|bit[0-9]|page.*|dim(_byte|_group|_lane|_run|_vector|_word)?|stride.*"
 _DERIVED = re.compile(f"(_out)?(_({_READ}|{_STAGED}))?")
 
 

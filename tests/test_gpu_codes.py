@@ -165,6 +165,42 @@ def test_codes_are_those_of_the_reference(name: str, source: torch.dtype) -> Non
             break
 
 
+@triton.jit
+def _scales_kernel(wrong_ptr, first, over_steps: tl.constexpr, reciprocal: tl.constexpr, steps: tl.constexpr):
+    """How many of all float32 numbers from 2**-100 on are divided otherwise than by IEEE division."""
+    bits = first + tl.program_id(0).to(tl.int64) * 4096 + tl.arange(0, 4096)
+    x = bits.to(tl.uint32).to(tl.float32, bitcast=True)
+    ratio = over_steps(x, steps) != tl.div_rn(x, steps)
+    inverse = (reciprocal(x, True) != tl.div_rn(1.0, x)) & (x < 8.507059173023462e37)
+    tl.atomic_add(wrong_ptr, tl.sum(ratio.to(tl.int32) + inverse.to(tl.int32), axis=0))
+
+
+@pytest.mark.parametrize("steps", [127.0, 448.0])
+def test_scales_are_divided_as_by_ieee(steps: float) -> None:
+    """Every magnitude that counts where scales have a floor, and every scale."""
+    module, wrong = module_of(shipped("nhd_fp8_token_head")), torch.zeros(1, dtype=torch.int32, device="cuda")
+    first, last = 27 << 23, 0xFF << 23  # 2**-100 and infinity
+    for start in range(first, last, 1 << 30):
+        programs = (min(last, start + (1 << 30)) - start) // 4096
+        functions = module._over_steps, module._reciprocal
+        _scales_kernel[(programs,)](wrong, start, *functions, steps, enable_fp_fusion=False)
+    assert wrong.item() == 0
+
+
+@triton.jit
+def _integers_kernel(wrong_ptr, codes: tl.constexpr):
+    x = (tl.program_id(0).to(tl.int64) * 4096 + tl.arange(0, 4096)).to(tl.uint32).to(tl.float32, bitcast=True)
+    wrong = codes(x, -127, 127, True) != codes(x, -127, 127, False)
+    tl.atomic_add(wrong_ptr, tl.sum(wrong.to(tl.int32), axis=0))
+
+
+def test_integers_of_every_float32() -> None:
+    """Those that are made in words are those that are made one by one."""
+    wrong = torch.zeros(1, dtype=torch.int32, device="cuda")
+    _integers_kernel[(1 << 20,)](wrong, module_of(shipped("hnd_int8_token"))._int8_bytes, enable_fp_fusion=False)
+    assert wrong.item() == 0
+
+
 SHAPES = [(1, 16), (1, 32), (2, 16), (3, 48), (1, 128), (5, 256)]
 
 

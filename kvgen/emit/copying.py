@@ -92,6 +92,7 @@ class Copying(Scaling):
             stages=self._stages(copy, tile, variables, [] if self._ahead else read) if copy.stages else None,
             rounds=bool(copy.stages) and encoding is None,
             loads=True,
+            measured=copy.scale is not None and self._measures_first,
         )
         if pairs_of(self.layout, copy, tile).halved:
             other = self._other(copy, variables)
@@ -184,8 +185,10 @@ class Copying(Scaling):
         transposed = len(others) == 3 and per == 8
         pack, encoding = build_pack(view, tile, transposed), layout.stream(copy.stream).encoding
         pairs, (part,), source = "", context.parts, self._source_type(copy)
-        if context.scaled and self.plan.kind == "append" and per == 2 and not (others or pack.moved):
-            pairs = pairs_at_once(encoding, copy.stream, source, pack.apart, context.scale.given)
+        alone = per == 2 and not others
+        if context.scaled and self.plan.kind == "append" and (alone or transposed) and not pack.moved:
+            outer = context.scale.given
+            pairs = pairs_at_once(encoding, copy.stream, source, pack.apart, outer, transposed)
             part = replace(part, widened=self._widened(copy, copy.stream, bool(pairs)))
             self.native |= bool(pairs)
         return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -44,23 +45,31 @@ def codes_of(encoding: Encoding, stream: str, source: str) -> str:
     if divides_itself(encoding):
         values += ", scale" + (", lift" if lifted(encoding) else "")
         values += "" if _power_of_two(encoding.scale) else f", {source}"
+    if in_bytes(encoding):
+        return f"_int8_bytes({values}{limits(encoding)}, NATIVE)"
     if encoding.code in INTEGERS and not _bounded(encoding):
         values = f"_number({stream})"
     return f"{encoder(encoding)}({values}{limits(encoding)})"
 
 
-def pairs_at_once(encoding: Encoding, stream: str, source: str, apart: str, outer: str) -> str:
+def in_bytes(encoding: Encoding) -> bool:
+    """Whether codes are made of what may be no number, in words of four where processors have instructions for it."""
+    return encoding.code == "int8" and encoding.rounding == "even" and encoding.clamp[1] == 127
+
+
+def pairs_at_once(encoding: Encoding, stream: str, source: str, apart: str, outer: str, transposed: bool) -> str:
     """The bytes that pairs of a stream's codes share, made of values and their scale in words of several.
 
-    ``apart`` is the shape of the tile with the codes of a byte last, ``outer`` what its scales are counted in. Empty
-    where codes are made one by one: of values or scales of so many bits that quotients must be rounded to tell ties.
+    ``apart`` is the shape of the tile with the codes of a byte last, ``outer`` what its scales are counted in; words of
+    planes, where they are ``transposed``. Empty where codes are made one by one: of values or scales of so many bits
+    that quotients must be rounded to tell ties.
     """
     scale = encoding.scale
     if source == "tl.float32":
         return ""
     if _int4(encoding):
-        return f"_int4_pairs_near({stream}, scale, {apart}, {source}, NATIVE)"
-    if not divides_itself(encoding):
+        return f"_int4_{'planes' if transposed else 'pairs'}_near({stream}, scale, {apart}, {source}, NATIVE)"
+    if transposed or not divides_itself(encoding):
         return ""
     if _power_of_two(scale):
         kind, divisor = "shifted", "scale"
@@ -76,7 +85,7 @@ def pairs_at_once(encoding: Encoding, stream: str, source: str, apart: str, oute
 def in_words(encoding: Encoding) -> bool:
     """Whether bfloat16 values are taken out of words by twos, codes being made one by one: where that was quicker."""
     scale = encoding.scale
-    return encoding.code in NATIVE and scale is not None and scale.dtype == "float8_e8m0fnu" and scale.dynamic
+    return in_bytes(encoding) or (encodes_natively(encoding) and scale is not None and scale.dynamic)
 
 
 def _int4(encoding: Encoding) -> bool:
@@ -99,14 +108,17 @@ def divided(encoding: Encoding, stream: str, source: str, staged: bool) -> str:
     """
     scale = encoding.scale
     if scale.arithmetic == "multiply":
+        if _inverted(scale):
+            return f"{stream} * _reciprocal(scale, NATIVE)"
         inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
         if encoding.code in INTEGERS:  # what is no number has the code of 0 anyway
             return f"{stream} * tl.where(scale == 0.0, 0.0, {inverse})"
         return f"_times({stream}, {inverse}, scale)"
     if _bounded(encoding):
-        number = "_held_number" if encoding.clamp[0] == 0 else "_number"
         quotient = f"_near_quotient({stream}, scale)" if _near(scale) else f"_quotient({stream}, scale, {source})"
-        return f"{number}({quotient})"
+        if in_bytes(encoding):
+            return quotient
+        return f"{'_held_number' if encoding.clamp[0] == 0 else '_number'}({quotient})"
     if _power_of_two(scale):
         return f"_shifted({stream}, scale)"
     shared = staged and encoding.code in FP8 and not scale.dynamic and not scale.axes
@@ -139,6 +151,13 @@ def limits(encoding: Encoding) -> str:
     if encoding.code in INTEGERS:
         return "".join(f", {limit}" for limit in encoding.clamp)
     return ", NATIVE" if encoding.code in (*NATIVE, E2M1) else ""
+
+
+def encodes_natively(encoding: Encoding | None) -> bool:
+    """Whether some targets make codes of values in ways of their own."""
+    if encoding is None:
+        return False
+    return casts(encoding) or in_bytes(encoding) or (encoding.scale is not None and _inverted(encoding.scale))
 
 
 def casts(encoding: Encoding | None) -> bool:
@@ -238,6 +257,22 @@ def lifted(encoding: Encoding) -> bool:
     return scale.grid != "pow2" and _near(replace(scale, scale=None))
 
 
+def _floored(scale: Scale) -> bool:
+    """Whether what is below 2**-100, of magnitudes or of scales, does not count."""
+    return scale.dynamic and scale.scale is None and scale.floor >= 2.0**-100 and scale.floor_on in ("amax", "scale")
+
+
+def _inverted(scale: Scale) -> bool:
+    """Whether values are multiplied by the inverse of a scale that lies, with it, within 2**-126 and 2**126."""
+    floored = _floored(scale) and scale.floor_on == "scale" and scale.dtype == "float32" and scale.encode == "stored"
+    return floored and scale.arithmetic == "multiply" and scale.code_range >= 4.0
+
+
+def _short(number: float) -> bool:
+    """Whether a number has 16 bits or less."""
+    return (math.frexp(number)[0] * 2.0**16).is_integer()
+
+
 def _at_once(scale: Scale) -> bool:
     """Whether a stored power of two follows from the bits of amax: of steps of 2 or more, tiny ones need no care."""
     plain = scale.dynamic and scale.encode == "stored" and not scale.scale and scale.floor_on != "scale"
@@ -250,6 +285,8 @@ def _quotient(scale: Scale, steps: str, lift: str) -> str:
         return f"_lifted_ratio(amax, {steps}, lift, {lift}, NATIVE)"
     if scale.dtype in ("float8_e4m3fn", "float16") and scale.encode == "stored" and scale.grid != "pow2":
         return f"_ratio(amax, {steps if scale.scale else f'tl.full((), {steps}, tl.float32)'})"
+    if _floored(scale) and _short(scale.code_range):
+        return f"_over_steps(amax, {steps})"
     return f"tl.div_rn(amax, {steps})"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvgen.emit.args import Arg, data_args, placement_args, position_args, rotated
 from kvgen.emit.copying import Copying
-from kvgen.emit.encoding import casts
+from kvgen.emit.encoding import casts, encodes_natively
 from kvgen.emit.names import block_size_name
 from kvgen.emit.query import QueryContext, build_query, in_table
 from kvgen.emit.sections import CopyContext, FillContext, PositionContext
@@ -40,6 +40,7 @@ class Kernel:
     in_range: str  # mask of the loads per token
     positions: tuple[PositionContext, ...]
     known: str  # whether a token's positions have angles
+    measured: str  # the largest magnitudes of two streams, where they are found at once
     query: QueryContext | None
     uses: dict[str, bool]
 
@@ -104,6 +105,7 @@ class Builder(Copying):
             in_range=", mask=in_range, other=-1" if self.tiled else "",
             positions=positions,
             known=" & ".join([*scalar, *map(in_table, positions)]),
+            measured=self._measured() if uses["measured"] else "",
             query=query,
             uses=uses,
         )
@@ -143,6 +145,7 @@ class Builder(Copying):
             "gather": plan.kind == "gather",
             "ahead": self._ahead,
             "together": self.sched.together,
+            "measured": self._measures_first,
             "slot_first": not self._slot_last,
             "slot_last": self._slot_last,
             "scalar_mask": self._masked and not self.tiled,
@@ -197,7 +200,8 @@ class Builder(Copying):
             args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit", compiled=self.stride_unit))
         if self.sched.by_count:
             args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
-        if self.native or any(casts(layout.stream(name).encoding) for name in plan.streams):
+        native = encodes_natively if plan.kind == "append" else casts
+        if self.native or any(native(layout.stream(name).encoding) for name in plan.streams):
             args.append(Arg("NATIVE", "constexpr", "_native(device)", "native"))
         if plan.kind == "gather":
             args.append(Arg("ZERO_SKIPPED", "constexpr", "zero_skipped", "flag"))

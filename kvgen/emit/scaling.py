@@ -90,10 +90,36 @@ class Scaling(Staging):
             outer, outer_masks = found[:2]
         mode = self.layout.stream(copy.stream).encoding.mode
         largest = f"_amax({reduced('tl.max', f'_counted({copy.stream})', tile, kept)})"
+        largest = f"{copy.stream}_amax" if self._measures_first else largest
         norm = (groups(tile), scales(tile, kept), f"_{mode}_sizes") if self._by_norm(copy.stream) else ()
         zeroed, loaded = copy.zero is not None, self._loaded(copy, scale.scale or scale)
         lift = self._source_type(copy) if lifted(self.layout.stream(copy.stream).encoding) else ""
         return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, loaded, lift, *norm)
+
+    @property
+    def _measures_first(self) -> bool:
+        """Whether the largest magnitudes of two streams are found at once, before anything else is made of them.
+
+        They are those of all heads of a token: warps wait for each other to find them, once then.
+        """
+        plan, (tile, *others) = self.plan, self.sched.tiles
+        if not self._ahead or plan.staged or self.tiled or len(plan.streams) != 2 or not self._loads_first():
+            return False
+        return others == [tile] and all(map(self._by_whole_rows, plan.copies))
+
+    def _by_whole_rows(self, copy: Copy) -> bool:
+        """Whether all heads of a token share a scale that is made of their largest magnitude as it comes."""
+        encoding, scale = self.layout.stream(copy.stream).encoding, self.layout.stream(copy.stream).scale
+        plain = scale is not None and scale.dynamic and copy.zero is None and not encoding.rotation
+        return plain and not self._by_norm(copy.stream) and {a.name for a in scale.axes}.isdisjoint(("head", "dim"))
+
+    def _measured(self) -> str:
+        """The statement that does so."""
+        first, second = self.plan.streams
+        largest = f"tl.join(_counted({first}), _counted({second}))"
+        for axis in reversed(range(len(self.sched.tiles[0].order))):
+            largest = f"tl.max({largest}, axis={axis})"
+        return f"{first}_amax, {second}_amax = tl.split(_amax({largest}))"
 
     def _loaded(self, copy: Copy, handed: Scale) -> Loaded:
         """When the scale that is handed in is loaded; of a gather all is."""

@@ -309,8 +309,13 @@ class CopyContext:
     rejoined: bool = False  # whether they are whole in between
     second: Side | None = None
     together: str = ""  # what puts parts of rows together, as which they are loaded
-    pairs: str = ""  # the bytes that pairs of codes share, where they are made at once
+    pairs: str = ""  # the bytes that pairs of codes share, or the words of planes, where they are made at once
     params: PairContext | None = None  # scale and zero, where they are read at once
+    measured: bool = False  # whether values are float32 and their largest magnitude known before the section
+
+    @property
+    def widens(self) -> bool:
+        return not self.measured
 
     @property
     def in_pairs(self) -> bool:
@@ -318,8 +323,13 @@ class CopyContext:
 
     @property
     def packs(self) -> bool:
-        """Whether codes are at hand, to be put together in bytes."""
-        return self.packed and not self.in_pairs
+        """Whether what is at hand is to become bytes: codes, or words of planes."""
+        return self.packed and (self.transposed or not self.in_pairs)
+
+    @property
+    def in_codes(self) -> bool:
+        """Whether that is codes, one by one."""
+        return not self.in_pairs
 
     @property
     def paired(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvgen.emit.args import Arg, pointer
-from kvgen.emit.encoding import casts
+from kvgen.emit.encoding import casts, encodes_natively
 from kvgen.emit.names import block_size_name, num_blocks_name
 from kvgen.emit.packing import word_type
 from kvgen.emit.sections import CopyContext, Masks, Side
@@ -242,10 +242,11 @@ class _Builder:
         return self.sched.together is None and not any(map(worked_on_together, streams))
 
     def _native(self) -> bool:
-        encodings = [
-            half.layout.stream(c.stream).encoding for half in self.halves for c in self.plan.copies if not c.leaf
-        ]
-        return any(map(casts, encodings))
+        names = [copy.stream for copy in self.plan.copies if not copy.leaf]
+        source, destination = (half.layout for half in self.halves)
+        return any(
+            casts(source.stream(name).encoding) or encodes_natively(destination.stream(name).encoding) for name in names
+        )
 
     @property
     def chooses_type(self) -> bool:

@@ -116,17 +116,31 @@ def cast(number: int, dtype: torch.dtype) -> int:
     return int.from_bytes(bytes(value.view(torch.uint8).tolist()), "little")
 
 
+def whole(number: int) -> int:
+    """The nearest integer of a float32, ties to even; 0 of what is no number."""
+    value = torch.tensor([number - (number >> 31 << 32)], dtype=torch.int32).view(torch.float32).double()
+    return int(value.nan_to_num(0.0).round().clamp(-(2.0**31), 2.0**31 - 1))
+
+
+def eight_bits(number: int) -> int:
+    """What an integer of 32 bits becomes, held to 8 with their sign."""
+    return max(-128, min(number - (number >> 31 << 32), 127)) & 0xFF
+
+
 OPERATIONS = {
     "cvt.rn.satfinite.e4m3x2.f32": lambda a, b: cast(a, torch.float8_e4m3fn) << 8 | cast(b, torch.float8_e4m3fn),
+    "cvt.rni.s32.f32": whole,
+    "cvt.pack.sat.s8.s32.b32": lambda a, b, c: c << 16 | eight_bits(a) << 8 | eight_bits(b),
     "cvt.rn.f16x2.f32": lambda a, b: cast(a, torch.float16) << 16 | cast(b, torch.float16),
-    "mov.b32": lambda low, high: low | high << 16,
+    "mov.b32": lambda low, high=0: low | high << 16,
     "shf.l.wrap.b32": lambda low, high, by: high << by | low >> 32 - by,
     "prmt.b32": lambda a, b, order: {0x5410: a & 0xFFFF | b << 16}[order],
-    "lop3.b32": lambda a, b, c, table: {0xF8: a | b & c, 0x80: a & b & c}[table],
+    "lop3.b32": lambda a, b, c, table: {0xF8: a | b & c, 0x80: a & b & c, 0x28: (a ^ b) & c, 0x96: a ^ b ^ c}[table],
     "mad.lo.u32": lambda a, b, c: a * b + c,
     "mul.lo.u32": lambda a, b: a * b,
     "add.u32": lambda a, b: a + b,
     "sub.u32": lambda a, b: a - b,
+    "shl.b32": lambda a, by: a << by,
     "shr.u32": lambda a, by: a >> by,
     "and.b32": lambda a, b: a & b,
     "xor.b32": lambda a, b: a ^ b,
@@ -143,18 +157,54 @@ def word(ptx: str, operands: list[int]) -> int:
     return known["$0"]
 
 
+def words_of_eight(code: str) -> Iterator[tuple[list[int], list[int]]]:
+    """What words of eight are made of, sizes and then eighths, and the codes: of all quotients in steps of an eighth.
+
+    And of zeros with either sign; in random order.
+    """
+    x = torch.cat([torch.arange(-72, 73) / 8, torch.tensor([-0.0] * 15)])
+    x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
+    size = wanted(code, x)
+    codes = torch.where(x.signbit(), (16 - size) & 15 if code == "int4" else size | 8, size).view(-1, 8)
+    for eight, made_of in zip(x.view(-1, 8), codes.tolist(), strict=True):
+        yield [*bits_of(sums(code, eight, torch.ones(()), 0)), *bits_of(eight / 8)], made_of
+
+
+PAIRED = [0, 2, 4, 6, 1, 3, 5, 7]
+"""Codes by which operand they are: those of even numbers first."""
+
+
 @pytest.mark.parametrize(
     ("code", "name", "constant"), [("e2m1", "nhd_mxfp4", "_E2M1_PAIRS"), ("int4", "nhd_int4", "_INT4_PAIRS")]
 )
 def test_words_of_eight_codes(code: str, name: str, constant: str) -> None:
-    """Codes and signs of all quotients in steps of an eighth, and zeros with either sign, in random order."""
     ptx = getattr(module_of(shipped(name)), constant).value
-    x = torch.cat([torch.arange(-72, 73) / 8, torch.tensor([-0.0] * 15)])
-    x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))].view(-1, 2)
-    size = wanted(code, x)
-    codes = torch.where(x.signbit(), (16 - size) & 15 if code == "int4" else size | 8, size)
-    sizes, eighths = (zip(*map(bits_of, half.t()), strict=True) for half in (sums(code, x, torch.ones(()), 0), x / 8))
-    for pairs in zip(*[zip(sizes, eighths, codes.tolist(), strict=True)] * 4, strict=True):
-        operands = [pair[kind][half] for kind in (0, 1) for half in (0, 1) for pair in pairs]
-        expected = sum(pair[2][half] << 8 * i + 4 * half for i, pair in enumerate(pairs) for half in (0, 1))
+    for operands, codes in words_of_eight(code):
+        expected = sum(codes[i] << 4 * i for i in range(8))
+        assert word(ptx, [operands[i + 8 * half] for half in (0, 1) for i in PAIRED]) == expected
+
+
+def test_words_of_planes() -> None:
+    """Each byte has one bit of eight codes."""
+    ptx = module_of(shipped("nhd_int4_planes"))._INT4_PLANES.value
+    for operands, codes in words_of_eight("int4"):
+        expected = sum((codes[i] >> bit & 1) << 8 * bit + i for i in range(8) for bit in range(4))
         assert word(ptx, operands) == expected
+
+
+def test_words_of_four_integers() -> None:
+    """All numbers from -130 to 130 in steps of an eighth, with the lower bound that kernels hold them to before."""
+    ptx = module_of(shipped("hnd_int8_token"))._INT8_WORD.value
+    x = torch.cat([torch.arange(-1040, 1041) / 8, torch.tensor([3e38, torch.inf, torch.nan])]).clamp(min=-127.0)
+    for four in x.view(-1, 4):
+        codes = [0 if number.isnan() else int(number.round().clamp(max=127.0)) & 0xFF for number in four]
+        assert word(ptx, list(bits_of(four))) == sum(code << 8 * i for i, code in enumerate(codes))
+
+
+@pytest.mark.parametrize("steps", [127.0, 448.0, 57344.0])
+def test_magnitudes_over_steps(steps: float) -> None:
+    """All mantissas: in float64 sums are exact, or not so near to a middle as to be mistaken."""
+    amax, divisor = torch.arange(1 << 23, 1 << 24).float(), torch.tensor(steps)
+    ratio = amax * (1 / divisor)
+    rest = fma(-ratio, divisor, amax.double())
+    assert torch.equal(fma(rest, 1 / divisor, ratio.double()), amax / divisor)
