@@ -95,7 +95,7 @@ def test_shipped_transfer(name: str) -> None:
     assert_passes(what, *([] if token_refusal(what) else ["transfer/T1"]), "transfer_blocks/one")
 
 
-SAMPLE = pairs.compatible()[int(os.environ.get("KVGEN_PAIRS", "0")) :: 130]
+SAMPLE = pairs.compatible()[int(os.environ.get("KVGEN_PAIRS", "0")) :: 150]
 """KVGEN_PAIRS=N starts the sample at the N-th pair; ``python -m tests.pairs`` runs them all."""
 
 NARROW = [("nhd_bf16k_turbo2v", "nhd_int4"), ("packed_nvfp4", "nhd_nvfp4"), ("nhd_int4", "nhd_int4_group")]
