@@ -310,7 +310,8 @@ def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
     torch.ops.kvgen_nhd_to_hnd_337d5c63.NAME takes what the function takes,
-    and returns nothing. Operators have no derivatives. Once registered, they stay.
+    and returns nothing. Operators have no derivatives. Once registered, they stay,
+    and compiled code that calls a function has its operator in the graph.
     """
     ops = torch.ops.kvgen_nhd_to_hnd_337d5c63
     for schema, function, fake in (
@@ -327,10 +328,11 @@ def register_ops():
     ):
         name, _, arguments = schema.partition("(")
         if not hasattr(ops, name):
-            name = f"kvgen_nhd_to_hnd_337d5c63::{name}"
-            torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
-            torch.library.impl(name, "default", function)
-            torch.library.register_fake(name, fake)
+            entry = f"kvgen_nhd_to_hnd_337d5c63::{name}"
+            torch.library.define(entry, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
+            torch.library.impl(entry, "default", function)
+            torch.library.register_fake(entry, fake)
+        function._torchdynamo_inline = getattr(ops, name)  # what is traced in its place
     return ops
 
 

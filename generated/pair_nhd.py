@@ -546,7 +546,8 @@ def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
     torch.ops.kvgen_pair_nhd_c3d51f81.NAME takes what the function takes,
-    but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay.
+    but for out and zero_skipped where results are new tensors. Operators have no derivatives. Once registered, they stay,
+    and compiled code that calls a function has its operator in the graph.
     """
     ops = torch.ops.kvgen_pair_nhd_c3d51f81
     for schema, function, fake in (
@@ -580,10 +581,12 @@ def register_ops():
     ):
         name, _, arguments = schema.partition("(")
         if not hasattr(ops, name):
-            name = f"kvgen_pair_nhd_c3d51f81::{name}"
-            torch.library.define(name, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
-            torch.library.impl(name, "default", function)
-            torch.library.register_fake(name, fake)
+            entry = f"kvgen_pair_nhd_c3d51f81::{name}"
+            torch.library.define(entry, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
+            torch.library.impl(entry, "default", function)
+            torch.library.register_fake(entry, fake)
+        function._torchdynamo_inline = getattr(ops, name)  # what is traced in its place
+    gather_page_table._torchdynamo_inline = _gather_page_table_traced
     return ops
 
 
@@ -610,6 +613,12 @@ def _gather_paged_fake(kv_cache, block_table, seq_lens, cu_seq_lens, *, starts=N
 def _write_page_table(*tensors, **given):
     """Operators return nothing that they are given."""
     gather_page_table(*tensors, **given)
+
+
+def _gather_page_table_traced(req_to_page, req_pool_indices, seq_lens, out, *others, **given):
+    """The function in compiled code, where what it calls is the operator."""
+    _write_page_table(req_to_page, req_pool_indices, seq_lens, out, *others, **given)
+    return out
 
 
 def _slot_mapping_fake(

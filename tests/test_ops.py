@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -183,6 +184,42 @@ def test_one_graph_whatever_the_number_of_tokens(name: str, backend: str) -> Non
             assert torch.equal(keys, wanted["key"] + 1)
             assert torch.equal(values, wanted["value"])
     assert compiled == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_functions_are_their_operators_in_compiled_code(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Called themselves, in one graph without breaks, with the bytes and results that they give outside of it."""
+    text = shipped_text("paged_nhd").replace(*SMALL["paged_nhd"]).replace("block_size: 16", "block_size: 4")
+    cache, moves = module_of(load_text(text)), moving("paged_nhd stacked_nhd")[0]
+    for module in (cache, moves):
+        monkeypatch.setitem(sys.modules, module.__name__, module)  # where Dynamo looks for what functions call
+        module.register_ops()
+    called = []
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        called.append({str(node.target).split(".")[-1] for node in graph.graph.nodes if "kvgen_" in str(node.target)})
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
+
+    def step(key: Any, value: Any, table: Any, contexts: Any, page: Any, pools: Any) -> tuple[torch.Tensor, ...]:
+        slots = cache.slot_mapping(table, context_lens=contexts)
+        cache.append(key * 2, value, *pools[:2], slots)
+        moves.transfer_blocks(*pools, table[:, 0].contiguous(), table[:, 1].contiguous())
+        pages = cache.gather_page_table(table, contexts, contexts + 17, page, padding=-5)
+        return *cache.gather(*pools[:2], slots), pages
+
+    key, value = (torch.randn(2, 2, 16).bfloat16() for _ in range(2))
+    table, contexts = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32), torch.tensor([1, 0], dtype=torch.int32)
+    found = []
+    with exact_widening("cpu"):
+        for function in (step, torch.compile(step, backend=count, fullgraph=True)):
+            pools = (*cache.allocate(4), torch.zeros(2, 4, 4, 2, 16, dtype=torch.bfloat16))
+            page = torch.zeros(3, 2, dtype=torch.int32)
+            results = function(key, value, table, contexts, page, pools)
+            assert results[-1] is page
+            found.append((*results, *pools))
+    assert called == [{"slot_mapping", "append", "transfer_blocks", "gather_page_table", "gather"}]
+    assert torch.equal(found[0][0], key * 2)
+    assert all(torch.equal(*both) for both in zip(*found, strict=True))
 
 
 def test_registering_again_gives_the_same() -> None:

@@ -58,13 +58,15 @@ class Op:
 class Ops:
     """All operators of a module. The namespace has a digest of what they do and of their schemas in it.
 
-    ``unlike``: in what they differ from the functions.
+    ``unlike``: in what they differ from the functions. ``traced``: functions that return more than their operators, and
+    what compiled code has in their place.
     """
 
     namespace: str
     unlike: str
     ops: tuple[Op, ...]
     fakes: tuple[Fake, ...]
+    traced: tuple[tuple[str, str], ...]
 
 
 def build_ops(
@@ -79,7 +81,8 @@ def build_ops(
     text = "\n".join([canonical(layout), *(op.schema for op in ops)])
     fakes = tuple(_fake(f) for f in functions if f.uses["gather"])
     unlike = "but for out and zero_skipped where results are new tensors"
-    return Ops(_namespace(layout.name, text), unlike, tuple(ops), fakes)
+    traced = (("gather_page_table", "_gather_page_table_traced"),) if "gather_page_table" in names else ()
+    return Ops(_namespace(layout.name, text), unlike, tuple(ops), fakes, traced)
 
 
 def build_transfer_ops(transfer: Transfer, functions: tuple[TransferFunction, ...]) -> Ops:
@@ -90,7 +93,7 @@ def build_transfer_ops(transfer: Transfer, functions: tuple[TransferFunction, ..
     text = "\n".join([*map(str, facts), *(op.schema for op in ops)])
     tables = any(side.tables for f in functions for side in f.sides)
     unlike = "with lists of tensors for pointer tables" if tables else "and returns nothing"
-    return Ops(_namespace(transfer.name, text), unlike, tuple(ops), ())
+    return Ops(_namespace(transfer.name, text), unlike, tuple(ops), (), ())
 
 
 def _namespace(name: str, text: str) -> str:
