@@ -99,9 +99,10 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, 4),)
         numbers = (
             num_slots,
+            num_tokens,
             key_cache.stride(0),
             key_cache.stride(1),
             key_cache.stride(2),
@@ -114,7 +115,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_kernel[grid](key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_kernel[grid](key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=4)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -137,9 +138,10 @@ def append_key(key, key_cache, slot_mapping):
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, 4),)
         numbers = (
             num_slots,
+            num_tokens,
             key_cache.stride(0),
             key_cache.stride(1),
             key_cache.stride(2),
@@ -147,7 +149,7 @@ def append_key(key, key_cache, slot_mapping):
             key.stride(1),
         )
         with _on(device):
-            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=4)
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -170,9 +172,10 @@ def append_value(value, value_cache, slot_mapping):
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, 4),)
         numbers = (
             num_slots,
+            num_tokens,
             value_cache.stride(0),
             value_cache.stride(1),
             value_cache.stride(2),
@@ -180,7 +183,7 @@ def append_value(value, value_cache, slot_mapping):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, *numbers, num_warps=4)
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -213,12 +216,13 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     _check_separate("key_cache", key_cache, "value_cache", value_cache)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, 4),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
             block_table.shape[0],
             num_slots,
+            num_tokens,
             key_cache.stride(0),
             key_cache.stride(1),
             key_cache.stride(2),
@@ -232,7 +236,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                key, value, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=2
+                key, value, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=4
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -268,7 +272,7 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
     _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, 4),)
         numbers = (
             num_slots,
             num_tokens,
@@ -285,7 +289,7 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](key_out, value_out, key_cache, value_cache, slots, *numbers, num_warps=2)
+            compiled = _gather_kernel[grid](key_out, value_out, key_cache, value_cache, slots, *numbers, num_warps=4)
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
 
@@ -348,7 +352,7 @@ def gather_paged(
     _check_separate("key_out", key_out, "value_out", value_out)
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (num_tokens,)
+        grid = (triton.cdiv(num_tokens, 4),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -378,7 +382,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=2,
+                num_warps=4,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -709,7 +713,7 @@ def _fill_slots_fake(block_table_row, start_pos, count, **given):
     return block_table_row.new_empty(count, dtype=torch.int64)
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
 def _append_kernel(
     key_ptr,
     value_ptr,
@@ -717,6 +721,7 @@ def _append_kernel(
     value_cache_ptr,
     slot_mapping_ptr,
     num_slots,
+    num_tokens,
     key_cache_stride_block,
     key_cache_stride_head_dim_div16,
     key_cache_stride_slot,
@@ -728,136 +733,161 @@ def _append_kernel(
     value_stride_token,
     value_stride_head,
 ):
-    """One program writes key and value of one token, all heads."""
+    """One program writes key and value of 4 tokens, all heads."""
+    TOKENS: tl.constexpr = 4
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64)
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
-    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
+    key = tl.load(
+        key_ptr + token[:, None, None] * key_stride_token + head[None, :, None] * key_stride_head + dim[None, None, :],
+        mask=in_range[:, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_ptr
+        + token[:, None, None] * value_stride_token
+        + head[None, :, None] * value_stride_head
+        + dim[None, None, :],
+        mask=in_range[:, None, None],
+        other=0,
+    )
 
     # key to key_cache
     tl.store(
         key_cache_ptr
-        + block * key_cache_stride_block
-        + head[:, None] * key_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, :] * key_cache_stride_head_dim_div16
-        + slot * key_cache_stride_slot
-        + (dim % 16)[None, :],
+        + block[:, None, None] * key_cache_stride_block
+        + head[None, :, None] * key_cache_stride_head_dim_div16 * 8
+        + (dim // 16)[None, None, :] * key_cache_stride_head_dim_div16
+        + slot[:, None, None] * key_cache_stride_slot
+        + (dim % 16)[None, None, :],
         key,
+        mask=valid[:, None, None],
     )
 
     # value to value_cache
     tl.store(
         value_cache_ptr
-        + block * value_cache_stride_block
-        + head[:, None] * value_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, :] * value_cache_stride_head_dim_div16
-        + slot * value_cache_stride_slot
-        + (dim % 16)[None, :],
+        + block[:, None, None] * value_cache_stride_block
+        + head[None, :, None] * value_cache_stride_head_dim_div16 * 8
+        + (dim // 16)[None, None, :] * value_cache_stride_head_dim_div16
+        + slot[:, None, None] * value_cache_stride_slot
+        + (dim % 16)[None, None, :],
         value,
+        mask=valid[:, None, None],
     )
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
 def _append_key_kernel(
     key_ptr,
     key_cache_ptr,
     slot_mapping_ptr,
     num_slots,
+    num_tokens,
     key_cache_stride_block,
     key_cache_stride_head_dim_div16,
     key_cache_stride_slot,
     key_stride_token,
     key_stride_head,
 ):
-    """One program writes key of one token, all heads."""
+    """One program writes key of 4 tokens, all heads."""
+    TOKENS: tl.constexpr = 4
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64)
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
-    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
+    key = tl.load(
+        key_ptr + token[:, None, None] * key_stride_token + head[None, :, None] * key_stride_head + dim[None, None, :],
+        mask=in_range[:, None, None],
+        other=0,
+    )
 
     # key to key_cache
     tl.store(
         key_cache_ptr
-        + block * key_cache_stride_block
-        + head[:, None] * key_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, :] * key_cache_stride_head_dim_div16
-        + slot * key_cache_stride_slot
-        + (dim % 16)[None, :],
+        + block[:, None, None] * key_cache_stride_block
+        + head[None, :, None] * key_cache_stride_head_dim_div16 * 8
+        + (dim // 16)[None, None, :] * key_cache_stride_head_dim_div16
+        + slot[:, None, None] * key_cache_stride_slot
+        + (dim % 16)[None, None, :],
         key,
+        mask=valid[:, None, None],
     )
 
 
-@triton.jit(do_not_specialize=["num_slots"])
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
 def _append_value_kernel(
     value_ptr,
     value_cache_ptr,
     slot_mapping_ptr,
     num_slots,
+    num_tokens,
     value_cache_stride_block,
     value_cache_stride_head_dim_div16,
     value_cache_stride_slot,
     value_stride_token,
     value_stride_head,
 ):
-    """One program writes value of one token, all heads."""
+    """One program writes value of 4 tokens, all heads."""
+    TOKENS: tl.constexpr = 4
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64)
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
+    slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
-    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
+    value = tl.load(
+        value_ptr
+        + token[:, None, None] * value_stride_token
+        + head[None, :, None] * value_stride_head
+        + dim[None, None, :],
+        mask=in_range[:, None, None],
+        other=0,
+    )
 
     # value to value_cache
     tl.store(
         value_cache_ptr
-        + block * value_cache_stride_block
-        + head[:, None] * value_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, :] * value_cache_stride_head_dim_div16
-        + slot * value_cache_stride_slot
-        + (dim % 16)[None, :],
+        + block[:, None, None] * value_cache_stride_block
+        + head[None, :, None] * value_cache_stride_head_dim_div16 * 8
+        + (dim // 16)[None, None, :] * value_cache_stride_head_dim_div16
+        + slot[:, None, None] * value_cache_stride_slot
+        + (dim % 16)[None, None, :],
         value,
+        mask=valid[:, None, None],
     )
 
 
-@triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_rows", "num_slots"])
+@triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_rows", "num_slots", "num_tokens"])
 def _append_positions_kernel(
     key_ptr,
     value_ptr,
@@ -870,6 +900,7 @@ def _append_positions_kernel(
     num_columns,
     num_rows,
     num_slots,
+    num_tokens,
     key_cache_stride_block,
     key_cache_stride_head_dim_div16,
     key_cache_stride_slot,
@@ -881,54 +912,64 @@ def _append_positions_kernel(
     value_stride_token,
     value_stride_head,
 ):
-    """One program writes key and value of one token, all heads."""
+    """One program writes key and value of 4 tokens, all heads."""
+    TOKENS: tl.constexpr = 4
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    in_range = token < num_tokens
     if request_ids_ptr is None:
         request = token
     else:
-        request = tl.load(request_ids_ptr + token).to(tl.int64)
-    position = tl.load(positions_ptr + token).to(tl.int64)
+        request = tl.load(request_ids_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    known = (request >= 0) & (request < num_rows)
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
-    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
-    known = (request >= 0) & (request < num_rows)
-    if not known:
-        return
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    valid = (slot_number >= 0) & (slot_number < num_slots)
-    if not valid:
-        return
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
+    key = tl.load(
+        key_ptr + token[:, None, None] * key_stride_token + head[None, :, None] * key_stride_head + dim[None, None, :],
+        mask=in_range[:, None, None],
+        other=0,
+    )
+    value = tl.load(
+        value_ptr
+        + token[:, None, None] * value_stride_token
+        + head[None, :, None] * value_stride_head
+        + dim[None, None, :],
+        mask=in_range[:, None, None],
+        other=0,
+    )
 
     # key to key_cache
     tl.store(
         key_cache_ptr
-        + block * key_cache_stride_block
-        + head[:, None] * key_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, :] * key_cache_stride_head_dim_div16
-        + slot * key_cache_stride_slot
-        + (dim % 16)[None, :],
+        + block[:, None, None] * key_cache_stride_block
+        + head[None, :, None] * key_cache_stride_head_dim_div16 * 8
+        + (dim // 16)[None, None, :] * key_cache_stride_head_dim_div16
+        + slot[:, None, None] * key_cache_stride_slot
+        + (dim % 16)[None, None, :],
         key,
+        mask=valid[:, None, None],
     )
 
     # value to value_cache
     tl.store(
         value_cache_ptr
-        + block * value_cache_stride_block
-        + head[:, None] * value_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, :] * value_cache_stride_head_dim_div16
-        + slot * value_cache_stride_slot
-        + (dim % 16)[None, :],
+        + block[:, None, None] * value_cache_stride_block
+        + head[None, :, None] * value_cache_stride_head_dim_div16 * 8
+        + (dim // 16)[None, None, :] * value_cache_stride_head_dim_div16
+        + slot[:, None, None] * value_cache_stride_slot
+        + (dim % 16)[None, None, :],
         value,
+        mask=valid[:, None, None],
     )
 
 
@@ -953,8 +994,8 @@ def _gather_kernel(
     value_out_stride_head,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and value of one token, all heads."""
-    TOKENS: tl.constexpr = 1
+    """One program reads key and value of 4 tokens, all heads."""
+    TOKENS: tl.constexpr = 4
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 128
@@ -1041,8 +1082,8 @@ def _gather_paged_kernel(
     value_out_stride_head,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and value of one token, all heads."""
-    TOKENS: tl.constexpr = 1
+    """One program reads key and value of 4 tokens, all heads."""
+    TOKENS: tl.constexpr = 4
     NUM_HEADS: tl.constexpr = 8
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 128

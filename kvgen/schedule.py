@@ -8,9 +8,9 @@ Rules of legality:
 * a reduction, the largest magnitude under one scale or the squares of a norm, lies in one program's tile;
 * a query's heads are divided among programs of their own, several heads each: they follow those of the KV heads.
 
-What is fast was measured (H200, bf16): one program per token with all heads where ``dim`` is the fastest axis
-of the cache (of rows that are short and only moved two tokens, in calls of any size), and tiles of some tokens with the
-tokens along the lanes where ``slot`` is.
+What is fast was measured (H200, bf16): one program per token with all heads where ``dim`` is the fastest axis of the
+cache (of rows that are short and only moved two tokens, in calls of any size; of rows in short runs as many tokens as
+have theirs in one line), and tiles of some tokens with the tokens along the lanes where ``slot`` is.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from kvgen.quant import MODES
 TARGET_VALUES = 1024  # values a program moves at the least, where tokens are many: 4 warps of 16-byte accesses
 MAX_VALUES = 8192  # values of one stream held by a program at the most
 SECTOR = 32  # bytes; shorter runs of a token leave part of each memory transaction unused
+LINE = 128  # bytes; runs of several tokens that share one are best written at a time
 VECTOR = 16  # bytes of the widest access
 LANES = 32  # threads of a warp
 ELEMENTS = 8  # values of the widest access, of 16 bits each
@@ -95,6 +96,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
     in_pairs = rows and plan.kind == "gather" and row == TARGET_VALUES and _aligned(layout, plan) == VECTOR
     tokens = 2 if in_pairs and not wish.tokens else tokens
+    beside = _tokens_of_a_line(plan, row) if moved and row >= TARGET_VALUES and not wish.tokens else 1
+    tokens *= beside
     whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
     tokens = max(tokens, 512 // row) if whole_groups and not (slot_minor or wish.tokens) else tokens
     per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on, plan)
@@ -113,7 +116,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     fewest = STAGED_FEW if plan.staged else 512 if any(map(worked_on_together, streams)) else 256
     few_warps = max(num_warps, min(4, padded_side(math.ceil(row / fewest))))
     few_warps = num_warps if wish.num_warps or not worked_on or whole_groups or _enough(layout, plan) else few_warps
-    if moved and tokens > 1 and not wish.num_warps:
+    if moved and tokens > beside and not wish.num_warps:
         few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
     by_count = tokens > 1 and wish.tokens is None and not moved and not whole_groups
     encoding = encodes and not (plan.staged or slot_minor)
@@ -220,6 +223,14 @@ def _tokens(layout: Layout, slot_minor: bool, encodes: bool, widest: int, row: i
     while layout.block_size is not None and tokens > layout.block_size:
         tokens //= 2
     return tokens
+
+
+def _tokens_of_a_line(plan: Plan, row: int) -> int:
+    """Tokens whose runs of a row lie side by side in a line of memory: of short runs, with slots right above them."""
+    views = [plan.cache_view(copy) for copy in plan.copies]
+    runs = {(_dims_beside(view) or LINE) * view.itemsize for view in views}
+    above = {next((s.digit.axis for s in reversed(view.steps) if s.digit.axis != "dim"), "") for view in views}
+    return max(1, min(LINE // max(runs), MAX_VALUES // row)) if above <= {"slot", SLOT_NUMBER} else 1
 
 
 def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None, vector: bool) -> Tile:

@@ -49,6 +49,17 @@ def test_small_rows_share_a_program() -> None:
     assert (found.tokens, found.by_count, found.few, found.num_warps) == (4, True, 256, 2)
 
 
+def test_tokens_whose_runs_share_a_line_share_a_program() -> None:
+    for function in ("append", "append_key", "append_positions", "gather", "gather_paged"):
+        found = chosen("paged_nz", function)
+        assert (found.tokens, found.by_count, found.heads, found.num_warps, found.few_warps) == (4, False, None, 4, 4)
+    narrow = (ROOT / "layouts" / "paged_nz.yaml").read_text()
+    many, wide = narrow.replace("head: 8", "head: 32"), narrow.replace("16", "32")
+    for text, tokens in ((many, 2), (wide, 2), (wide.replace("32", "64"), 1), (narrow.replace("16", "8"), 16)):
+        layout = load_text(text)
+        assert [schedule(layout, plan).tokens for plan in lower(layout) if plan.name == "append"] == [tokens]
+
+
 def test_warps_of_fused_appends() -> None:
     """Few tokens take more warps where neither a query nor codes that are rounded once are made."""
     expected = {
