@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvgen.emit.names import tuple_text
+from kvgen.emit.sections import Masks
 from kvgen.quant.turbo import CODEBOOKS, GROUP, Codebook
 from kvgen.schedule import Tile
 
@@ -30,7 +31,8 @@ class Halving:
 class Book:
     """A codebook as its functions print it: its codes, how a size is found among the centroids above 0, and these.
 
-    ``tagged`` are centroids of which the lowest bits are replaced by their codes, ``sizes`` the centroids themselves.
+    ``tagged`` are centroids of which the lowest bits are replaced by their codes, ``sizes`` the centroids themselves,
+    ``bounds`` what lies below them. ``slope`` and ``height`` are those of ``line``.
     """
 
     name: str
@@ -38,6 +40,9 @@ class Book:
     halvings: tuple[Halving, ...]
     tagged: str
     sizes: str
+    bounds: str
+    slope: str
+    height: str
 
     @property
     def mask(self) -> int:
@@ -66,7 +71,25 @@ def _book(book: Codebook) -> Book:
         tuple(halvings),
         _chosen(steps[::-1], found),
         _chosen(steps, [repr(value) for value in book.centroids]),
+        _chosen(steps, [repr(value) for value in (0.0, *book.bounds)]),
+        *map(repr, line(book)),
     )
+
+
+def line(book: Codebook) -> tuple[float, float]:
+    """Slope and height of a line whose values, held to 0 and that height and rounded, are codes or one less.
+
+    Of a value x it has ``height * (slope * x + 0.5)``. At the bound below code c it must lie between c - 1.5 and
+    c - 0.5: codes above 0 bound its steepness, which is in the middle of what they allow. Rounding is monotone, so that
+    it is right everywhere if it is at the bounds and before them.
+    """
+    height = 2.0 * len(book.centroids) - 2
+    least = max((i - 0.5) / bound for i, bound in enumerate(book.bounds, 1))
+    most = min(((i + 0.5) / bound for i, bound in enumerate(book.bounds[:-1], 1)), default=math.inf)
+    most = min(most, 2 * least)
+    if least >= most:
+        raise ValueError(f"no line through the bounds of {book.name}")
+    return (least + most) / 2 / height, height
 
 
 def _chosen(conditions: Sequence[str], values: Sequence[str]) -> str:
@@ -109,9 +132,18 @@ def groups(tile: Tile) -> str:
     return f"TOKENS * {counted}" if "TOKENS" in found else str(counted)
 
 
-def scales(tile: Tile, kept: Sequence[str]) -> str:
-    """A stored number for each group of a tile, in the shape of its scales."""
+def in_rows(masks: Masks, tile: Tile, words: int, rows: str) -> Masks:
+    """Masks of stores of rows that have so many words, counted through: [rows]."""
+    if masks.store in ("", ", mask=valid"):
+        return masks
+    shape = [text for name, text in zip(tile.order, sides(tile), strict=True) if name not in ("group", "dim")]
+    mask = f"tl.broadcast_to({masks.store.removeprefix(', mask=')}, {tuple_text([*shape, str(words)])})"
+    return replace(masks, store=f", mask=tl.reshape({mask}, ({rows},))")
+
+
+def by_group(name: str, tile: Tile, kept: Sequence[str]) -> str:
+    """A number for each group of a tile, in the shape of its scales."""
     if not kept:
-        return "tl.max(stored)"  # there is one
-    shape = [text if name in kept else "1" for name, text in zip(tile.order, sides(tile), strict=True)]
-    return f"tl.reshape(stored, {tuple_text(shape)})"
+        return f"tl.max({name})"  # there is one
+    shape = [text if axis in kept else "1" for axis, text in zip(tile.order, sides(tile), strict=True)]
+    return f"tl.reshape({name}, {tuple_text(shape)})"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from kvgen.emit.codebook import Book, codebooks
 from kvgen.emit.packing import Packing, packings
+from kvgen.quant.turbo import GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,11 @@ class Codes:
     integers: tuple[Integer, ...]
     packs: tuple[Packing, ...]
     codebooks: tuple[Book, ...]
+
+    @property
+    def group(self) -> str:
+        """Parameters for the values of a group under one scale by norm, and their codes."""
+        return ", ".join(f"{name}{i}" for name in ("x", "code") for i in range(GROUP))
 
 
 CODES = Codes(FP8_FORMATS, INTEGERS, packings(), codebooks())

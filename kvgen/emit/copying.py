@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from kvgen.emit.args import Arg
-from kvgen.emit.codebook import rotation, sides
+from kvgen.emit.codebook import groups, in_rows, rotation, sides
 from kvgen.emit.encoding import (
     NATIVE,
     code_type,
@@ -21,7 +21,7 @@ from kvgen.emit.encoding import (
 )
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.names import index_name, tuple_text
-from kvgen.emit.packing import build_pack, repack, word_type
+from kvgen.emit.packing import build_pack, paired, repack, word_type
 from kvgen.emit.pairs import pairs_of
 from kvgen.emit.scaling import Scaling
 from kvgen.emit.sections import CopyContext, FillContext, PartContext, PlaneContext
@@ -78,7 +78,7 @@ class Copying(Scaling):
             divides=bool(encoding) and not divides_itself(encoding),
             divided=self._divided(copy, copy.stream),
             decode=decoder(encoding) if encoding else "",
-            decode_limits=", NATIVE" if encoding and encoding.code in NATIVE else "",
+            decode_limits=", NATIVE" if encoding and (encoding.code in NATIVE or self._by_norm(copy.stream)) else "",
             rotated=bool(encoding and encoding.rotation),
             rotation=self._rotation(copy.stream, tile),
             valid=f"valid{token}",
@@ -114,7 +114,7 @@ class Copying(Scaling):
         """What becomes codes at a time: a stream's values, or those of its halves."""
         pairs, encoding = pairs_of(self.layout, copy, tile), self.layout.stream(copy.stream).encoding
         names = [copy.stream, f"{copy.stream}_partner"] if pairs.halved and not self._rejoined(copy) else [copy.stream]
-        kind, words = self._source_type(copy), in_words(encoding)
+        kind, words = self._source_type(copy), in_words(encoding) or self._by_norm(copy.stream)
         return tuple(
             PartContext(
                 name, self._widened(copy, name, words), self._divided(copy, name), codes_of(encoding, name, kind)
@@ -163,8 +163,10 @@ class Copying(Scaling):
     def _packed(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
         """The section of a stream whose codes share bytes: the cache's side has a tile of bytes."""
         view, layout = self.plan.cache_view(copy), self.layout
+        twos = self._in_twos(copy, tile)
+        places = (twos,) if twos else planes(view)
         rank = sum(name not in ("group", "dim") for name in tile.order) + 1
-        per, extent = view.pack.size, layout.stream(copy.stream).axes[-1].extent
+        per, extent = places[0].pack.size, layout.stream(copy.stream).axes[-1].extent
         side = math.prod(s for name, s in zip(tile.order, tile.sides, strict=True) if name in ("group", "dim")) // per
         name = layout.prefix + index_name(layout, copy.stream, "dim") + ("_byte" if view.itemsize == 1 else "_word")
         self.definitions[name] = f"tl.arange(0, {side})" + (".to(tl.int64)" if "dim" in self.wide else "")
@@ -177,19 +179,25 @@ class Copying(Scaling):
             bounds.append(f"({name} < {extent // per}){subscript(rank - 1, rank)}")
         guards = self._kept(subscript(variables["token"].position, rank))
         _, masks = self._masks(copy.stream, guards, guards, bounds, named=False)
+        if self._by_norm(copy.stream):  # the last code is above 0, and times the scale of nothing it is 0
+            masks = replace(masks, load=masks.load.replace("other=0", "other=-1"))
         seen = variables | {"dim": Variable(name, rank - 1)}
         first, *others = (
-            self._side(repack(plane), copy.stream, seen, rank, word_type(view.itemsize), dims=extent // per)
-            for plane in planes(view)
+            self._side(repack(place), copy.stream, seen, rank, word_type(place.itemsize), dims=extent // per)
+            for place in places
         )
+        if twos:
+            first = replace(first, rows=groups(tile))
+            masks = in_rows(masks, tile, side, first.rows)
         transposed = len(others) == 3 and per == 8
-        pack, encoding = build_pack(view, tile, transposed), layout.stream(copy.stream).encoding
+        by_norm, encoding = self._by_norm(copy.stream), layout.stream(copy.stream).encoding
+        pack = build_pack(view, tile, transposed, by_norm and not others)
         pairs, (part,), source = "", context.parts, self._source_type(copy)
         alone = per == 2 and not others
         if context.scaled and self.plan.kind == "append" and (alone or transposed) and not pack.moved:
             outer = context.scale.given
             pairs = pairs_at_once(encoding, copy.stream, source, pack.apart, outer, transposed)
-            part = replace(part, widened=self._widened(copy, copy.stream, bool(pairs)))
+            part = replace(part, widened=self._widened(copy, copy.stream, True)) if pairs else part
             self.native |= bool(pairs)
         return replace(
             context,
@@ -197,6 +205,7 @@ class Copying(Scaling):
             cache_masks=masks,
             packed=True,
             pack=pack,
+            in_twos=twos is not None,
             pairs=pairs,
             parts=(part,),
             divides=context.divides and not pairs,
@@ -207,9 +216,16 @@ class Copying(Scaling):
             ),
         )
 
+    def _in_twos(self, copy: Copy, tile: Tile) -> View | None:
+        """Packs of several bytes that are written by twos: those that a group in one thread has, if they lie so."""
+        view = self.plan.cache_view(copy)
+        whole = self.plan.kind == "append" and self._by_norm(copy.stream) and tile.held
+        return paired(view) if whole and view.access < view.itemsize else None
+
     def _widened(self, copy: Copy, name: str, in_words: bool) -> str:
         """Values of a stream as float32, taken out of words by instructions of some processors or by Triton."""
-        short = self.plan.kind == "append" and not copy.stages and self._source_type(copy) != "tl.float32"
+        short = self._by_norm(copy.stream) or self._source_type(copy) != "tl.float32"
+        short = short and self.plan.kind == "append" and not copy.stages
         return f"_widened({name}, NATIVE)" if in_words and short else f"{name}.to(tl.float32)"
 
     def _rotation(self, stream: str, tile: Tile) -> str:

@@ -302,8 +302,10 @@ def build_scale(
     loaded: Loaded = "late",
     lift: str = "",
     groups: str = "",
+    stretch: str = "",
     shaped: str = "",
-    sizes: str = "",
+    by_norm: str = "",
+    tables: str = "",
 ) -> ScaleContext:
     """Everything a section says of its scale; ``lift`` is the type that values came in where scales are lifted."""
     # Each stream has a name of its own for a scale that several share: tiles differ.
@@ -346,7 +348,9 @@ def build_scale(
         outer_masks=outer_masks,
         inverse=scale.given == "inverse",
         groups=groups,
-        sizes=sizes,
+        stretch=stretch,
+        by_norm=by_norm,
+        tables=tables,
         own=own,
         given=given,
         early=loaded == "early",

@@ -97,8 +97,22 @@ def repack(view: View) -> View:
     return replace(view, steps=steps)
 
 
-def build_pack(view: View, tile: Tile, transposed: bool) -> PackContext:
-    """How the tile of a stream is packed, all bits of its codes at once where they are ``transposed``."""
+def paired(view: View) -> View | None:
+    """The view of two packs at a time, if all lie so side by side."""
+    pack, last = view.pack, view.steps[-1]
+    beside = last.digit.axis == "dim" and last.dim is None and last.factor * view.unit == view.itemsize
+    if pack.div > 1 or not beside or last.digit.div != pack.size or (last.digit.size or 1) % 2:
+        return None
+    twos = Digit("dim", 2 * last.digit.div, last.digit.size // 2)
+    steps = (*view.steps[:-1], *([replace(last, digit=twos, factor=2 * last.factor)] if twos.size > 1 else []))
+    return replace(view, steps=steps, itemsize=2 * view.itemsize, pack=Digit("dim", 1, 2 * pack.size))
+
+
+def build_pack(view: View, tile: Tile, transposed: bool, ending: bool) -> PackContext:
+    """How the tile of a stream is packed, all bits of its codes at once where they are ``transposed``.
+
+    ``ending``: whether numbers that end in codes do for these.
+    """
     pack, bits = view.pack, 8 * view.itemsize // view.pack.size
     lead = ["TOKENS" if name == "token" else str(side) for name, side in zip(tile.order, tile.sides, strict=True)]
     codes = list(lead)
@@ -116,7 +130,7 @@ def build_pack(view: View, tile: Tile, transposed: bool) -> PackContext:
         apart = apart[:-1]
     return PackContext(
         function="_pack_planes" if transposed else f"_pack_{bits}",
-        unfunction="_unpack_planes" if transposed else f"_unpack_{bits}",
+        unfunction="_unpack_planes" if transposed else f"_spread_{bits}" if ending else f"_unpack_{bits}",
         apart=_tuple(apart),
         order=_tuple([str(i) for i in order]),
         unorder=_tuple([str(i) for i in unorder]),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvgen.axes import Digit
 from kvgen.emit.args import Arg, position_args
-from kvgen.emit.codebook import groups, scales, sides
+from kvgen.emit.codebook import by_group, groups, sides
 from kvgen.emit.encoding import Loaded, build_scale, build_zero, lifted, reduced, scale_type
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.names import index_name, tuple_text
@@ -89,9 +89,12 @@ class Scaling(Staging):
             found = self._param(copy, copy.outer, scale.scale, "tl.float32", "outer", tile, variables)
             outer, outer_masks = found[:2]
         mode = self.layout.stream(copy.stream).encoding.mode
-        largest = f"_amax({reduced('tl.max', f'_counted({copy.stream})', tile, kept)})"
+        largest, norm = f"_amax({reduced('tl.max', f'_counted({copy.stream})', tile, kept)})", ()
         largest = f"{copy.stream}_amax" if self._measures_first else largest
-        norm = (groups(tile), scales(tile, kept), f"_{mode}_sizes") if self._by_norm(copy.stream) else ()
+        if self._by_norm(copy.stream):
+            stretch, stored = (by_group(name, tile, kept) for name in ("stretch", "stored"))
+            largest = "_amax(_largest(group))"
+            norm = (groups(tile), stretch, stored, f"_{mode}_scales", f"_{mode}_tables(NATIVE)")
         zeroed, loaded = copy.zero is not None, self._loaded(copy, scale.scale or scale)
         lift = self._source_type(copy) if lifted(self.layout.stream(copy.stream).encoding) else ""
         return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, loaded, lift, *norm)

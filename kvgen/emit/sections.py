@@ -34,9 +34,14 @@ class Side:
     piece_type: str = ""
     bits_type: str = ""
     made: bool = False
+    rows: str = ""  # how many there are, where they are written one to a thread in the order of their index
     runs: bool = False
     run: str = ""
     whole: str = "whole"  # the variable that says whether they are
+
+    @property
+    def in_rows(self) -> bool:
+        return bool(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,9 @@ class ScaleContext:
     outer_masks: Masks
     inverse: bool  # whether the inverse is handed in
     groups: str  # where it is the norm of a group: how many a tile has,
-    sizes: str  # and the function that gives centroids
+    stretch: str  # what each is multiplied by,
+    by_norm: str  # the function that makes scales by norm,
+    tables: str  # and what codes are found by
     own: str  # the name of the scale as it is loaded,
     given: str  # and of what is handed in: that one, or the one that it is counted in
     early: bool  # whether it is loaded with the values,
@@ -310,6 +317,7 @@ class CopyContext:
     second: Side | None = None
     together: str = ""  # what puts parts of rows together, as which they are loaded
     pairs: str = ""  # the bytes that pairs of codes share, or the words of planes, where they are made at once
+    in_twos: bool = False  # whether packs of several bytes are written by twos
     params: PairContext | None = None  # scale and zero, where they are read at once
     measured: bool = False  # whether values are float32 and their largest magnitude known before the section
 
