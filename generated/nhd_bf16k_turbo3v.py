@@ -1060,7 +1060,7 @@ def _append_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim_group = tl.arange(0, 8)
     value_dim_run = _runs(128, VALUE_DIM_RUN)
-    value_dim_word = tl.arange(0, 16)
+    value_dim_word = tl.arange(0, 8)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
@@ -1084,28 +1084,32 @@ def _append_kernel(
     )
 
     # value to value_cache, rotated, turbo3 with a scale per token and head and 16 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
-    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    plain = value
-    value, chosen = _turbo3_codes(plain * _stretch(amax, 2.151946))
+    group = _sixteen(value, 64)
+    bounds, squares = _turbo3_tables(NATIVE)  # before the quotient, as what waits for it
+    stretch = _stretch(_amax(_largest(group)), 2.151946)
+    value, squares = _turbo3_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
+    chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
     value = _pack_3(tl.reshape(value, (8, 16, 2, 2, 2)))
+    value = _two_words(value, 64)
     value_ptrs = (
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_word[None, :] * 3
+        + value_dim_word[None, :] * 6
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
-    bits = value.to(tl.uint32, bitcast=True)
+    bits = value.to(tl.uint64, bitcast=True)
+    value_ptrs = tl.reshape(value_ptrs, (64,))
     tl.store(value_ptrs, bits.to(tl.uint8), mask=valid)
     tl.store(value_ptrs + 1, (bits >> 8).to(tl.uint8), mask=valid)
     tl.store(value_ptrs + 2, (bits >> 16).to(tl.uint8), mask=valid)
-    # The scale comes last: float32 tells its code, but near a bound between two, where float64 does.
-    stored, sure = _near_norm_codes(plain, chosen, 64, NATIVE)
-    if tl.min(sure, axis=0) == 0:
-        ratio = _norm_ratio(plain, _turbo3_sizes(chosen), 64)
-        stored = _fp8_e4m3_codes(ratio, NATIVE)
+    tl.store(value_ptrs + 3, (bits >> 24).to(tl.uint8), mask=valid)
+    tl.store(value_ptrs + 4, (bits >> 32).to(tl.uint8), mask=valid)
+    tl.store(value_ptrs + 5, (bits >> 40).to(tl.uint8), mask=valid)
+    # The scale comes last.
+    stored = _turbo3_scales(group, chosen, squares, NATIVE)
     stored = tl.reshape(stored, (8, 8, 1))
     tl.store(
         value_cache_ptr
@@ -1189,7 +1193,7 @@ def _append_value_kernel(
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     value_dim_group = tl.arange(0, 8)
     value_dim_run = _runs(128, VALUE_DIM_RUN)
-    value_dim_word = tl.arange(0, 16)
+    value_dim_word = tl.arange(0, 8)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(
@@ -1201,28 +1205,32 @@ def _append_value_kernel(
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 8, 16))
 
     # value to value_cache, rotated, turbo3 with a scale per token and head and 16 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
-    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    plain = value
-    value, chosen = _turbo3_codes(plain * _stretch(amax, 2.151946))
+    group = _sixteen(value, 64)
+    bounds, squares = _turbo3_tables(NATIVE)  # before the quotient, as what waits for it
+    stretch = _stretch(_amax(_largest(group)), 2.151946)
+    value, squares = _turbo3_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
+    chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
     value = _pack_3(tl.reshape(value, (8, 16, 2, 2, 2)))
+    value = _two_words(value, 64)
     value_ptrs = (
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_word[None, :] * 3
+        + value_dim_word[None, :] * 6
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
-    bits = value.to(tl.uint32, bitcast=True)
+    bits = value.to(tl.uint64, bitcast=True)
+    value_ptrs = tl.reshape(value_ptrs, (64,))
     tl.store(value_ptrs, bits.to(tl.uint8), mask=valid)
     tl.store(value_ptrs + 1, (bits >> 8).to(tl.uint8), mask=valid)
     tl.store(value_ptrs + 2, (bits >> 16).to(tl.uint8), mask=valid)
-    # The scale comes last: float32 tells its code, but near a bound between two, where float64 does.
-    stored, sure = _near_norm_codes(plain, chosen, 64, NATIVE)
-    if tl.min(sure, axis=0) == 0:
-        ratio = _norm_ratio(plain, _turbo3_sizes(chosen), 64)
-        stored = _fp8_e4m3_codes(ratio, NATIVE)
+    tl.store(value_ptrs + 3, (bits >> 24).to(tl.uint8), mask=valid)
+    tl.store(value_ptrs + 4, (bits >> 32).to(tl.uint8), mask=valid)
+    tl.store(value_ptrs + 5, (bits >> 40).to(tl.uint8), mask=valid)
+    # The scale comes last.
+    stored = _turbo3_scales(group, chosen, squares, NATIVE)
     stored = tl.reshape(stored, (8, 8, 1))
     tl.store(
         value_cache_ptr
@@ -1284,7 +1292,7 @@ def _append_positions_kernel(
     key_dim = tl.arange(0, KEY_DIM)
     value_dim_group = tl.arange(0, 8)
     value_dim_run = _runs(128, VALUE_DIM_RUN)
-    value_dim_word = tl.arange(0, 16)
+    value_dim_word = tl.arange(0, 8)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_dim[None, :])
@@ -1308,28 +1316,32 @@ def _append_positions_kernel(
     )
 
     # value to value_cache, rotated, turbo3 with a scale per token and head and 16 dims
-    value = value.to(tl.float32)
+    value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
-    amax = _amax(tl.max(_counted(value), axis=2, keep_dims=True))
-    plain = value
-    value, chosen = _turbo3_codes(plain * _stretch(amax, 2.151946))
+    group = _sixteen(value, 64)
+    bounds, squares = _turbo3_tables(NATIVE)  # before the quotient, as what waits for it
+    stretch = _stretch(_amax(_largest(group)), 2.151946)
+    value, squares = _turbo3_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
+    chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
     value = _pack_3(tl.reshape(value, (8, 16, 2, 2, 2)))
+    value = _two_words(value, 64)
     value_ptrs = (
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_word[None, :] * 3
+        + value_dim_word[None, :] * 6
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
-    bits = value.to(tl.uint32, bitcast=True)
+    bits = value.to(tl.uint64, bitcast=True)
+    value_ptrs = tl.reshape(value_ptrs, (64,))
     tl.store(value_ptrs, bits.to(tl.uint8), mask=valid)
     tl.store(value_ptrs + 1, (bits >> 8).to(tl.uint8), mask=valid)
     tl.store(value_ptrs + 2, (bits >> 16).to(tl.uint8), mask=valid)
-    # The scale comes last: float32 tells its code, but near a bound between two, where float64 does.
-    stored, sure = _near_norm_codes(plain, chosen, 64, NATIVE)
-    if tl.min(sure, axis=0) == 0:
-        ratio = _norm_ratio(plain, _turbo3_sizes(chosen), 64)
-        stored = _fp8_e4m3_codes(ratio, NATIVE)
+    tl.store(value_ptrs + 3, (bits >> 24).to(tl.uint8), mask=valid)
+    tl.store(value_ptrs + 4, (bits >> 32).to(tl.uint8), mask=valid)
+    tl.store(value_ptrs + 5, (bits >> 40).to(tl.uint8), mask=valid)
+    # The scale comes last.
+    stored = _turbo3_scales(group, chosen, squares, NATIVE)
     stored = tl.reshape(stored, (8, 8, 1))
     tl.store(
         value_cache_ptr
@@ -1406,9 +1418,9 @@ def _gather_kernel(
         + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_word[None, None, :] * 3
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
-    bits = tl.load(value_ptrs, mask=valid[:, None, None], other=0).to(tl.uint32)
-    bits |= tl.load(value_ptrs + 1, mask=valid[:, None, None], other=0).to(tl.uint32) << 8
-    bits |= tl.load(value_ptrs + 2, mask=valid[:, None, None], other=0).to(tl.uint32) << 16
+    bits = tl.load(value_ptrs, mask=valid[:, None, None], other=-1).to(tl.uint32)
+    bits |= tl.load(value_ptrs + 1, mask=valid[:, None, None], other=-1).to(tl.uint32) << 8
+    bits |= tl.load(value_ptrs + 2, mask=valid[:, None, None], other=-1).to(tl.uint32) << 16
     value = bits.to(tl.uint32, bitcast=True)
     value_scale = tl.load(
         value_cache_ptr
@@ -1432,12 +1444,11 @@ def _gather_kernel(
     )
 
     # value from value_cache, rotated, turbo3 with a scale per token and head and 16 dims
-    value = _unpack_3(value)
+    value = _spread_3(value)
     value = tl.reshape(value, (TOKENS, 8, 8, 16))
-    value = _turbo3_values(value)
+    value = _turbo3_values(value, NATIVE)
     scale = _fp8_e4m3_values(value_scale, NATIVE)
     value = value * scale
-    value = tl.where(valid[:, None, None, None], value, 0.0)  # code 0 of a skipped token is below 0
     if not ROTATED:
         value = _hadamard(value, TOKENS * 8, 7, 0.0883883461356163, (TOKENS, 8, 8, 16))
     value = _rounded(value, value_out_ptr.dtype.element_ty)
@@ -1526,9 +1537,9 @@ def _gather_paged_kernel(
         + head[None, :, None] * value_cache_stride_head * STRIDE_UNIT
         + value_dim_word[None, None, :] * 3
     ).to(tl.pointer_type(tl.uint8), bitcast=True)
-    bits = tl.load(value_ptrs, mask=valid[:, None, None], other=0).to(tl.uint32)
-    bits |= tl.load(value_ptrs + 1, mask=valid[:, None, None], other=0).to(tl.uint32) << 8
-    bits |= tl.load(value_ptrs + 2, mask=valid[:, None, None], other=0).to(tl.uint32) << 16
+    bits = tl.load(value_ptrs, mask=valid[:, None, None], other=-1).to(tl.uint32)
+    bits |= tl.load(value_ptrs + 1, mask=valid[:, None, None], other=-1).to(tl.uint32) << 8
+    bits |= tl.load(value_ptrs + 2, mask=valid[:, None, None], other=-1).to(tl.uint32) << 16
     value = bits.to(tl.uint32, bitcast=True)
     value_scale = tl.load(
         value_cache_ptr
@@ -1552,12 +1563,11 @@ def _gather_paged_kernel(
     )
 
     # value from value_cache, rotated, turbo3 with a scale per token and head and 16 dims
-    value = _unpack_3(value)
+    value = _spread_3(value)
     value = tl.reshape(value, (TOKENS, 8, 8, 16))
-    value = _turbo3_values(value)
+    value = _turbo3_values(value, NATIVE)
     scale = _fp8_e4m3_values(value_scale, NATIVE)
     value = value * scale
-    value = tl.where(valid[:, None, None, None], value, 0.0)  # code 0 of a skipped token is below 0
     if not ROTATED:
         value = _hadamard(value, TOKENS * 8, 7, 0.0883883461356163, (TOKENS, 8, 8, 16))
     value = _rounded(value, value_out_ptr.dtype.element_ty)
@@ -2174,6 +2184,17 @@ def _by_rows(x, lanes_first: tl.constexpr, lanes_last: tl.constexpr):
     return tl.permute(x, lanes_first if _LANES_FIRST else lanes_last)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2228,6 +2249,12 @@ def _amax(largest):
 
 
 @triton.jit
+def _unit(x):
+    """Within 0 and 1; NaN is 0."""
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
 def _pack_3(codes):
     """[..., 2, 2, 2] codes of 3 bits to words of 3 bytes, the first in the low bits."""
     codes = codes.to(tl.uint32)
@@ -2241,12 +2268,20 @@ def _pack_3(codes):
 
 
 @triton.jit
-def _unpack_3(codes):
-    """Words of 3 bytes to [..., 2, 2, 2] codes of 3 bits."""
-    codes = tl.join(codes & 4095, codes >> 12)
-    codes = tl.join(codes & 63, codes >> 6)
-    codes = tl.join(codes & 7, codes >> 3)
-    return codes.to(tl.uint8)
+def _spread_3(codes):
+    """Words of 3 bytes to [..., 2, 2, 2] numbers that end in codes of 3 bits."""
+    codes = codes.to(tl.uint32)
+    codes = tl.join(codes, codes >> 12)
+    codes = tl.join(codes, codes >> 6)
+    codes = tl.join(codes, codes >> 3)
+    return codes
+
+
+@triton.jit
+def _two_words(words, count: tl.constexpr):
+    """Words of 3 bytes by twos, [count] of 6 bytes: a thread has two, and the lanes lie as they do."""
+    low, high = tl.split(tl.reshape(words, (count, 2)))
+    return low.to(tl.uint64) | (high.to(tl.uint64) << 24)
 
 
 @triton.jit
@@ -2307,39 +2342,259 @@ def _hadamard(x, rows: tl.constexpr, steps: tl.constexpr, root: tl.constexpr, sh
 
 
 @triton.jit
-def _turbo3_codes(x):
-    """How many of the bounds between centroids are not above x, 0 for NaN; and nearly the size of its centroid.
+def _lane():
+    """A thread's number in its warp."""
+    return tl.inline_asm_elementwise("mov.u32 $0, %laneid;", "=r,r", [0], tl.int32, True, 1)
 
-    Bounds lie on both sides of 0: those that a size has reached count, or has passed where x is below 0. The lowest
-    bits of a centroid are replaced by its code, that of the other one of its size has all of these turned.
-    """
-    below = tl.where(x >= 0.0, 0, -1)
-    size = tl.abs(x).to(tl.int32, bitcast=True) + below
-    # 1.049957
-    first = size >= 0x3F8664FE
-    # 0.50055, 1.747927
-    second = size >= tl.where(first, 0x3FDFBC12, 0x3F00240B)
-    centroid = tl.where(second, tl.where(first, 0x4009B97F, 0x3F41898D), tl.where(first, 0x3FAC0536, 0x3E7AF9EC))
-    return (centroid ^ below) & 7, centroid.to(tl.float32, bitcast=True)
+
+@triton.jit
+def _of_lane(each, lane):
+    """Of what each thread of a warp has, that of the thread whose number is in the lowest 5 bits: from a table of 32."""
+    shuffle: tl.constexpr = "shfl.sync.idx.b32 $0, $1, $2, 31, -1;"
+    return tl.inline_asm_elementwise(shuffle, "=f,f,r", [each, lane], tl.float32, False, 1)
+
+
+@triton.jit
+def _turbo3_tables(native: tl.constexpr):
+    """What each thread has of the tables that codes are found by: the bound below the next code, a centroid's square."""
+    if native:
+        size = _turbo3_sizes(_lane())
+        bounds, squares = _turbo3_bounds(_lane() + 1), size * size
+    else:
+        bounds, squares = 0.0, 0.0
+    return bounds, squares
+
+
+@triton.jit
+def _turbo3_codes(x, bounds, squares, native: tl.constexpr):
+    """How many of the bounds between centroids are not above x, 0 for NaN; and nearly the square of its centroid."""
+    if native:
+        # A line through the bounds, held to what codes there are and rounded, is the code or one less; 1.5 * 2**23: the
+        # sum ends in the integer. The bound between the two decides.
+        code = tl.fma(_unit(tl.fma(x, 0.3176096309205252, 0.5)), 6.0, 12582912.0)
+        bound = _of_lane(bounds, code.to(tl.int32, bitcast=True))
+        code = (code + tl.where(x >= bound, 1.0, 0.0)).to(tl.int32, bitcast=True) - 0x4B400000
+        square = _of_lane(squares, code)
+    else:
+        # Bounds lie on both sides of 0: those that a size has reached count, or has passed where x is below 0. The
+        # centroid found has its code in its lowest bits; that of the other one of its size has all of these turned.
+        below = tl.where(x >= 0.0, 0, -1)
+        size = tl.abs(x).to(tl.int32, bitcast=True) + below
+        # 1.049957
+        first = size >= 0x3F8664FE
+        # 0.50055, 1.747927
+        second = size >= tl.where(first, 0x3FDFBC12, 0x3F00240B)
+        centroid = tl.where(second, tl.where(first, 0x4009B97F, 0x3F41898D), tl.where(first, 0x3FAC0536, 0x3E7AF9EC))
+        code = (centroid ^ below) & 7
+        centroid = centroid.to(tl.float32, bitcast=True)
+        square = centroid * centroid
+    return code, square
+
+
+@triton.jit
+def _turbo3_bounds(code):
+    """The bound that a value of that code has reached, and of the code before has not; 0 for the first."""
+    below = (code & 4) == 0
+    code = tl.where(below, -code, code)
+    first = (code & 2) != 0
+    second = (code & 1) != 0
+    size = tl.where(first, tl.where(second, 1.747927, 1.049957), tl.where(second, 0.50055, 0.0))
+    return tl.where(below, size * -1.0, size)
 
 
 @triton.jit
 def _turbo3_sizes(code):
-    """The size of a centroid above 0, by its code or by what _turbo3_codes has for it."""
-    if code.dtype == tl.float32:
-        code = code.to(tl.int32, bitcast=True)
+    """Of the centroids of numbers that end in codes; the lower half mirrors the upper."""
+    code = tl.where((code & 4) == 0, ~code, code)
     first = (code & 2) != 0
     second = (code & 1) != 0
     return tl.where(first, tl.where(second, 2.151946, 1.343909), tl.where(second, 0.756005, 0.245094))
 
 
 @triton.jit
-def _turbo3_values(code):
-    """Centroids; the lower half mirrors the upper."""
+def _turbo3_centroids(code):
+    """The same with their signs."""
+    size = _turbo3_sizes(code)
+    return tl.where((code & 4) == 0, size * -1.0, size)
+
+
+@triton.jit
+def _turbo3_values(code, native: tl.constexpr):
+    """Centroids of numbers that end in codes."""
     code = code.to(tl.int32)
-    below = code < 4
-    size = _turbo3_sizes(tl.where(below, ~code, code))
-    return tl.where(below, size * -1.0, size)
+    if native:
+        value = _of_lane(_turbo3_centroids(_lane()), code)
+    else:
+        value = _turbo3_centroids(code)
+    return value
+
+
+@triton.jit
+def _turbo3_exact_scale(
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    x5,
+    x6,
+    x7,
+    x8,
+    x9,
+    x10,
+    x11,
+    x12,
+    x13,
+    x14,
+    x15,
+    code0,
+    code1,
+    code2,
+    code3,
+    code4,
+    code5,
+    code6,
+    code7,
+    code8,
+    code9,
+    code10,
+    code11,
+    code12,
+    code13,
+    code14,
+    code15,
+):
+    """The norm of 16 values over that of the centroids of their codes, as e4m3: in float64, rounded once."""
+    group = (
+        x0,
+        x1,
+        x2,
+        x3,
+        x4,
+        x5,
+        x6,
+        x7,
+        x8,
+        x9,
+        x10,
+        x11,
+        x12,
+        x13,
+        x14,
+        x15,
+        code0,
+        code1,
+        code2,
+        code3,
+        code4,
+        code5,
+        code6,
+        code7,
+        code8,
+        code9,
+        code10,
+        code11,
+        code12,
+        code13,
+        code14,
+        code15,
+    )
+    size, centroid = _magnitude(group[0]).to(tl.float64), _turbo3_sizes(group[16]).to(tl.float64)
+    squares, chosen = size * size, centroid * centroid  # exact of float32, and added in the order of their index
+    for i in tl.static_range(1, 16):
+        size, centroid = _magnitude(group[i]).to(tl.float64), _turbo3_sizes(group[16 + i]).to(tl.float64)
+        squares, chosen = tl.fma(size, size, squares), tl.fma(centroid, centroid, chosen)
+    return _fp8_e4m3_integers((tl.sqrt(squares) / tl.sqrt(chosen)).to(tl.float32)).to(tl.uint8)
+
+
+@triton.jit
+def _turbo3_sure_scale(
+    stored,
+    sure,
+    x0,
+    x1,
+    x2,
+    x3,
+    x4,
+    x5,
+    x6,
+    x7,
+    x8,
+    x9,
+    x10,
+    x11,
+    x12,
+    x13,
+    x14,
+    x15,
+    code0,
+    code1,
+    code2,
+    code3,
+    code4,
+    code5,
+    code6,
+    code7,
+    code8,
+    code9,
+    code10,
+    code11,
+    code12,
+    code13,
+    code14,
+    code15,
+):
+    """The same where it is not sure."""
+    if not sure:
+        stored = _turbo3_exact_scale(
+            x0,
+            x1,
+            x2,
+            x3,
+            x4,
+            x5,
+            x6,
+            x7,
+            x8,
+            x9,
+            x10,
+            x11,
+            x12,
+            x13,
+            x14,
+            x15,
+            code0,
+            code1,
+            code2,
+            code3,
+            code4,
+            code5,
+            code6,
+            code7,
+            code8,
+            code9,
+            code10,
+            code11,
+            code12,
+            code13,
+            code14,
+            code15,
+        )
+    return stored
+
+
+@triton.jit
+def _turbo3_scales(values, codes, squares, native: tl.constexpr):
+    """Norms of groups over those of the centroids that were chosen, as e4m3.
+
+    Float32 tells the code, but near a bound between two, where float64 does: in threads that have such a group.
+    """
+    stored, sure = _near_scale(values, squares, native)
+    if _EXACT_FMA:
+        stored = tl.map_elementwise(_turbo3_sure_scale, stored, sure, *values, *codes)
+    else:
+        stored = tl.where(sure, stored, _turbo3_exact_scale(*values, *codes))
+    return stored
 
 
 @triton.jit
@@ -2359,38 +2614,41 @@ def _quarters(x):
 
 
 @triton.jit
-def _sum_of_squares(x, groups: tl.constexpr):
-    """Of 16 values each, [groups]: in the order of their index. Squares of float32 are exact in float64."""
+def _sixteen(x, groups: tl.constexpr):
+    """The values of groups of 16 by index, [groups] each."""
     a, b, c, d = _quarters(tl.reshape(x, (groups, 2, 2, 2, 2)))
-    a0, a1, a2, a3 = _quarters(a)
-    b0, b1, b2, b3 = _quarters(b)
-    c0, c1, c2, c3 = _quarters(c)
-    d0, d1, d2, d3 = _quarters(d)
-    total = tl.fma(d0, d0, tl.fma(c0, c0, tl.fma(b0, b0, a0 * a0)))
-    total = tl.fma(d1, d1, tl.fma(c1, c1, tl.fma(b1, b1, tl.fma(a1, a1, total))))
-    total = tl.fma(d2, d2, tl.fma(c2, c2, tl.fma(b2, b2, tl.fma(a2, a2, total))))
-    return tl.fma(d3, d3, tl.fma(c3, c3, tl.fma(b3, b3, tl.fma(a3, a3, total))))
+    a, b, c, d = _quarters(a), _quarters(b), _quarters(c), _quarters(d)
+    return a[0], b[0], c[0], d[0], a[1], b[1], c[1], d[1], a[2], b[2], c[2], d[2], a[3], b[3], c[3], d[3]
 
 
 @triton.jit
-def _norm_ratio(x, chosen, groups: tl.constexpr):
-    """Norms of groups over those of the centroids that were chosen: in float64, rounded once."""
-    norm = tl.sqrt(_sum_of_squares(_magnitude(x).to(tl.float64), groups))
-    return (norm / tl.sqrt(_sum_of_squares(chosen.to(tl.float64), groups))).to(tl.float32)
+def _largest(x):
+    """The largest size of 16 values, found in four rows: in a single one each waits for the one before."""
+    a, b, c, d = _counted(x[0]), _counted(x[1]), _counted(x[2]), _counted(x[3])
+    for i in tl.static_range(4, 16, 4):
+        a, b = tl.maximum(a, _counted(x[i])), tl.maximum(b, _counted(x[i + 1]))
+        c, d = tl.maximum(c, _counted(x[i + 2])), tl.maximum(d, _counted(x[i + 3]))
+    return tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
 
 
 @triton.jit
-def _near_norm_codes(x, chosen, groups: tl.constexpr, native: tl.constexpr):
-    """The same in float32 and as e4m3, of nearly the centroids; and whether float64 would say so too, as 1 or 0.
+def _near_scale(x, squares, native: tl.constexpr):
+    """The norm of 16 values over the root of 16 squares, in float32 and as e4m3; and whether float64 would say so too.
 
-    Two sums of 16 squares, a quotient, a root and the centroids' lowest bits leave the ratio off by less than 2**-18 of
-    itself: what 2**-17 less and as much more have the same code of has that code. No sum is right where there is NaN.
+    Two sums of 16, a quotient, a root and what squares are off leave the ratio off by less than 2**-18 of itself: what
+    2**-17 less and as much more have the same code of has that code. No sum is right where there is NaN.
     """
-    squares = _sum_of_squares(x, groups)
-    ratio = tl.sqrt(squares / _sum_of_squares(chosen, groups))
+    a, b, c, d = x[0] * x[0], x[1] * x[1], x[2] * x[2], x[3] * x[3]
+    e, f, g, h = squares[0], squares[1], squares[2], squares[3]
+    for i in tl.static_range(4, 16, 4):
+        a, b = tl.fma(x[i], x[i], a), tl.fma(x[i + 1], x[i + 1], b)
+        c, d = tl.fma(x[i + 2], x[i + 2], c), tl.fma(x[i + 3], x[i + 3], d)
+        e, f, g, h = e + squares[i], f + squares[i + 1], g + squares[i + 2], h + squares[i + 3]
+    total = (a + b) + (c + d)
+    ratio = tl.sqrt(total / ((e + f) + (g + h)))
     least = _fp8_e4m3_codes(ratio * 0.99999237060546875, native)
     most = _fp8_e4m3_codes(ratio * 1.00000762939453125, native)
-    return least, ((least == most) & (squares == squares)).to(tl.int32)
+    return least, (least == most) & (total == total)
 
 
 def _tensor(name, tensor, ndim, device):

@@ -163,7 +163,7 @@ class Copying(Scaling):
     def _packed(self, context: CopyContext, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> CopyContext:
         """The section of a stream whose codes share bytes: the cache's side has a tile of bytes."""
         view, layout = self.plan.cache_view(copy), self.layout
-        twos = self._in_twos(copy, tile)
+        twos = self._packs_by_twos(copy, tile)
         places = (twos,) if twos else planes(view)
         rank = sum(name not in ("group", "dim") for name in tile.order) + 1
         per, extent = places[0].pack.size, layout.stream(copy.stream).axes[-1].extent
@@ -216,7 +216,7 @@ class Copying(Scaling):
             ),
         )
 
-    def _in_twos(self, copy: Copy, tile: Tile) -> View | None:
+    def _packs_by_twos(self, copy: Copy, tile: Tile) -> View | None:
         """Packs of several bytes that are written by twos: those that a group in one thread has, if they lie so."""
         view = self.plan.cache_view(copy)
         whole = self.plan.kind == "append" and self._by_norm(copy.stream) and tile.held
