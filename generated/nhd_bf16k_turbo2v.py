@@ -1087,7 +1087,7 @@ def _append_kernel(
     value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
     group = _sixteen(value, 64)
-    bounds, squares = _turbo2_tables(NATIVE)  # before the quotient, as what waits for it
+    bounds, squares = _turbo2_tables(NATIVE)  # while others are on their way
     stretch = _stretch(_amax(_largest(group)), 1.510418)
     value, squares = _turbo2_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
     chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
@@ -1201,7 +1201,7 @@ def _append_value_kernel(
     value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
     group = _sixteen(value, 64)
-    bounds, squares = _turbo2_tables(NATIVE)  # before the quotient, as what waits for it
+    bounds, squares = _turbo2_tables(NATIVE)  # while others are on their way
     stretch = _stretch(_amax(_largest(group)), 1.510418)
     value, squares = _turbo2_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
     chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
@@ -1305,7 +1305,7 @@ def _append_positions_kernel(
     value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
     group = _sixteen(value, 64)
-    bounds, squares = _turbo2_tables(NATIVE)  # before the quotient, as what waits for it
+    bounds, squares = _turbo2_tables(NATIVE)  # while others are on their way
     stretch = _stretch(_amax(_largest(group)), 1.510418)
     value, squares = _turbo2_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
     chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
@@ -2338,8 +2338,9 @@ def _turbo2_codes(x, bounds, squares, native: tl.constexpr):
         # sum ends in the integer. The bound between the two decides.
         code = tl.fma(_unit(tl.fma(x, 0.38202972904414123, 0.5)), 2.0, 12582912.0)
         bound = _of_lane(bounds, code.to(tl.int32, bitcast=True))
-        code = (code + tl.where(x >= bound, 1.0, 0.0)).to(tl.int32, bitcast=True) - 0x4B400000
+        code = (code + tl.where(x >= bound, 1.0, 0.0)).to(tl.int32, bitcast=True)
         square = _of_lane(squares, code)
+        code = code - 0x4B400000  # last: what puts codes together takes it off once for all of them
     else:
         # Bounds lie on both sides of 0: those that a size has reached count, or has passed where x is below 0. The
         # centroid found has its code in its lowest bits; that of the other one of its size has all of these turned.

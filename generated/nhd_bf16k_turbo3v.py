@@ -1087,7 +1087,7 @@ def _append_kernel(
     value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
     group = _sixteen(value, 64)
-    bounds, squares = _turbo3_tables(NATIVE)  # before the quotient, as what waits for it
+    bounds, squares = _turbo3_tables(NATIVE)  # while others are on their way
     stretch = _stretch(_amax(_largest(group)), 2.151946)
     value, squares = _turbo3_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
     chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
@@ -1208,7 +1208,7 @@ def _append_value_kernel(
     value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
     group = _sixteen(value, 64)
-    bounds, squares = _turbo3_tables(NATIVE)  # before the quotient, as what waits for it
+    bounds, squares = _turbo3_tables(NATIVE)  # while others are on their way
     stretch = _stretch(_amax(_largest(group)), 2.151946)
     value, squares = _turbo3_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
     chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
@@ -1319,7 +1319,7 @@ def _append_positions_kernel(
     value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
     group = _sixteen(value, 64)
-    bounds, squares = _turbo3_tables(NATIVE)  # before the quotient, as what waits for it
+    bounds, squares = _turbo3_tables(NATIVE)  # while others are on their way
     stretch = _stretch(_amax(_largest(group)), 2.151946)
     value, squares = _turbo3_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
     chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
@@ -2373,8 +2373,9 @@ def _turbo3_codes(x, bounds, squares, native: tl.constexpr):
         # sum ends in the integer. The bound between the two decides.
         code = tl.fma(_unit(tl.fma(x, 0.3176096309205252, 0.5)), 6.0, 12582912.0)
         bound = _of_lane(bounds, code.to(tl.int32, bitcast=True))
-        code = (code + tl.where(x >= bound, 1.0, 0.0)).to(tl.int32, bitcast=True) - 0x4B400000
+        code = (code + tl.where(x >= bound, 1.0, 0.0)).to(tl.int32, bitcast=True)
         square = _of_lane(squares, code)
+        code = code - 0x4B400000  # last: what puts codes together takes it off once for all of them
     else:
         # Bounds lie on both sides of 0: those that a size has reached count, or has passed where x is below 0. The
         # centroid found has its code in its lowest bits; that of the other one of its size has all of these turned.
