@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,15 +109,21 @@ def _sources(text: str) -> dict[str, str]:
                 if isinstance(target, ast.Name):
                     definitions[target.id] = node
 
-    def closure(name: str, seen: dict[str, None]) -> dict[str, None]:
-        seen[name] = None
-        for node in ast.walk(definitions[name]):
-            if isinstance(node, ast.Name) and node.id in definitions and node.id not in seen:
-                closure(node.id, seen)
+    @cache
+    def parts(name: str) -> tuple[str, dict[str, None]]:
+        nodes = ast.walk(definitions[name])
+        used = (node.id for node in nodes if isinstance(node, ast.Name) and node.id in definitions)
+        return ast.unparse(definitions[name]), dict.fromkeys(used)
+
+    def closure(name: str, seen: dict[str, str]) -> dict[str, str]:
+        seen[name], used = parts(name)
+        for other in used:
+            if other not in seen:
+                closure(other, seen)
         return seen
 
     functions = [name for name, node in definitions.items() if isinstance(node, ast.FunctionDef)]
-    return {name: "\n".join(ast.unparse(definitions[part]) for part in closure(name, {})) for name in functions}
+    return {name: "\n".join(closure(name, {}).values()) for name in functions}
 
 
 def _refuse_unknown(targets: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ that need no GPU stay free of torch.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import subprocess
@@ -39,6 +40,7 @@ def main(request: str, answer: str) -> None:
     work = json.loads(Path(request).read_text(encoding="utf-8"))
     modules: dict[str, ModuleType] = {}
     results = []
+    gc.freeze()  # else what was imported is looked through again and again
     for job in work["jobs"]:
         name = job["module"]
         if name not in modules:
