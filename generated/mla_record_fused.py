@@ -1387,10 +1387,12 @@ def _append_fused_query(
     known = True & (position >= 0) & (position < num_positions)
     angle_row = tl.where(known, position, 0)
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :], (16, 32))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :], (16, 32)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :] + 32, (16, 32))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :] + 32, (16, 32)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query = query.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
@@ -1471,8 +1473,12 @@ def _append_fused_kernel(
     valid = True & known & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    rope_cos = tl.load(cos_sin_ptr + angle_row * cos_sin_stride_position + rope_pair).to(tl.float32)
-    rope_sin = tl.load(cos_sin_ptr + angle_row * cos_sin_stride_position + rope_pair + 32).to(tl.float32)
+    rope_cos = tl.load(cos_sin_ptr + angle_row * cos_sin_stride_position + rope_pair, eviction_policy="evict_last").to(
+        tl.float32
+    )
+    rope_sin = tl.load(
+        cos_sin_ptr + angle_row * cos_sin_stride_position + rope_pair + 32, eviction_policy="evict_last"
+    ).to(tl.float32)
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = latent.to(tl.float32)
@@ -1598,13 +1604,15 @@ def _append_fused_rope_query(
         tl.broadcast_to(
             cos_sin_ptr + angle_row[:, None, None] * cos_sin_stride_position + query_pair[None, None, :],
             (TOKENS, 2, 32),
-        )
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin = tl.load(
         tl.broadcast_to(
             cos_sin_ptr + angle_row[:, None, None] * cos_sin_stride_position + query_pair[None, None, :] + 32,
             (TOKENS, 2, 32),
-        )
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query = query.to(tl.float32)
     # RoPE: values 2i and 2i + 1 make a pair
@@ -1684,12 +1692,14 @@ def _append_fused_rope_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     rope_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row[:, None] * cos_sin_stride_position + rope_pair[None, :], (TOKENS, 32))
+        tl.broadcast_to(cos_sin_ptr + angle_row[:, None] * cos_sin_stride_position + rope_pair[None, :], (TOKENS, 32)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     rope_sin = tl.load(
         tl.broadcast_to(
             cos_sin_ptr + angle_row[:, None] * cos_sin_stride_position + rope_pair[None, :] + 32, (TOKENS, 32)
-        )
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
 
     # rope to cache

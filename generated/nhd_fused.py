@@ -1106,10 +1106,12 @@ def _append_fused_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
 
     # key to key_cache
@@ -1205,10 +1207,12 @@ def _append_fused_key_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
 
     # key to key_cache

@@ -301,9 +301,10 @@ def append_fused(
     _check_weight("key_weight", key_weight, HEAD_DIM, (torch.float32, key.dtype), device)
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, key.dtype), device)
     _check_weight("query_weight", query_weight, HEAD_DIM, (torch.float32, query.dtype), device)
+    query_heads = 8 if num_tokens < 8192 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0 and cos_sin.shape[0] > 0:
-        grid = (num_tokens, 5)
+        grid = (num_tokens, 1 + NUM_QUERY_HEADS // query_heads)
         numbers = (
             positions.stride(0) if positions.dim() == 2 else 0,
             cos_sin.shape[0],
@@ -323,6 +324,7 @@ def append_fused(
             query.stride(1),
             query_out.stride(0),
             query_out.stride(1),
+            query_heads,
         )
         with _on(device):
             compiled = _append_fused_kernel[grid](
@@ -383,9 +385,10 @@ def append_fused_key(query, key, query_out, key_cache, slot_mapping, positions, 
     _check_weight("key_weight", key_weight, HEAD_DIM, (torch.float32, key.dtype), device)
     _check_angles("cos_sin", cos_sin, (_size("cos_sin", cos_sin, 2, 0), 128), (torch.float32, key.dtype), device)
     _check_weight("query_weight", query_weight, HEAD_DIM, (torch.float32, query.dtype), device)
+    query_heads = 8 if num_tokens < 8192 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0 and cos_sin.shape[0] > 0:
-        grid = (num_tokens, 5)
+        grid = (num_tokens, 1 + NUM_QUERY_HEADS // query_heads)
         numbers = (
             positions.stride(0) if positions.dim() == 2 else 0,
             cos_sin.shape[0],
@@ -400,6 +403,7 @@ def append_fused_key(query, key, query_out, key_cache, slot_mapping, positions, 
             query.stride(1),
             query_out.stride(0),
             query_out.stride(1),
+            query_heads,
         )
         with _on(device):
             compiled = _append_fused_key_kernel[grid](
@@ -1131,17 +1135,22 @@ def _append_fused_query(
     query_out_stride_token,
     query_out_stride_head,
     cos_sin_stride_position,
+    NUM_QUERY_HEADS_TILE: tl.constexpr,
 ):
-    """Stages of 8 query heads."""
-    head = part.to(tl.int64) * 8 + tl.arange(0, 8)
+    """Stages of NUM_QUERY_HEADS_TILE query heads."""
+    head = part.to(tl.int64) * NUM_QUERY_HEADS_TILE + tl.arange(0, NUM_QUERY_HEADS_TILE)
     query_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     query_other = query_pair + 64
     query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_pair[None, :])
     query_partner = tl.load(
         query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_other[None, :]
     )
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (NUM_QUERY_HEADS_TILE, 64))).to(
+        tl.float32
+    )
+    query_partner_weight = tl.load(
+        tl.broadcast_to(query_weight_ptr + query_other[None, :], (NUM_QUERY_HEADS_TILE, 64))
+    ).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     # A position past the table has no angle: all else is on its way before it is known whether there is one.
     known = (
@@ -1159,24 +1168,45 @@ def _append_fused_query(
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     query_turn = query_pair - (query_pair * 43691 >> 17) * 3
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :], (NUM_QUERY_HEADS_TILE, 64)
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :], (NUM_QUERY_HEADS_TILE, 64)
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :], (NUM_QUERY_HEADS_TILE, 64)
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_cos = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_cos_width, query_cos)
     query_cos = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_cos_height, query_cos)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :] + 64,
+            (NUM_QUERY_HEADS_TILE, 64),
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :] + 64,
+            (NUM_QUERY_HEADS_TILE, 64),
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :] + 64,
+            (NUM_QUERY_HEADS_TILE, 64),
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_sin_width, query_sin)
     query_sin = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_sin_height, query_sin)
@@ -1242,6 +1272,7 @@ def _append_fused_kernel(
     query_stride_head,
     query_out_stride_token,
     query_out_stride_head,
+    NUM_QUERY_HEADS_TILE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1270,6 +1301,7 @@ def _append_fused_kernel(
             query_out_stride_token,
             query_out_stride_head,
             cos_sin_stride_position,
+            NUM_QUERY_HEADS_TILE,
         )
         return
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1303,24 +1335,30 @@ def _append_fused_kernel(
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
     key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
     key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)
@@ -1394,17 +1432,22 @@ def _append_fused_key_query(
     query_out_stride_token,
     query_out_stride_head,
     cos_sin_stride_position,
+    NUM_QUERY_HEADS_TILE: tl.constexpr,
 ):
-    """Stages of 8 query heads."""
-    head = part.to(tl.int64) * 8 + tl.arange(0, 8)
+    """Stages of NUM_QUERY_HEADS_TILE query heads."""
+    head = part.to(tl.int64) * NUM_QUERY_HEADS_TILE + tl.arange(0, NUM_QUERY_HEADS_TILE)
     query_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     query_other = query_pair + 64
     query = tl.load(query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_pair[None, :])
     query_partner = tl.load(
         query_ptr + token * query_stride_token + head[:, None] * query_stride_head + query_other[None, :]
     )
-    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (8, 64))).to(tl.float32)
-    query_partner_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_other[None, :], (8, 64))).to(tl.float32)
+    query_weight = tl.load(tl.broadcast_to(query_weight_ptr + query_pair[None, :], (NUM_QUERY_HEADS_TILE, 64))).to(
+        tl.float32
+    )
+    query_partner_weight = tl.load(
+        tl.broadcast_to(query_weight_ptr + query_other[None, :], (NUM_QUERY_HEADS_TILE, 64))
+    ).to(tl.float32)
     tl.debug_barrier()  # the output may be the query itself: all is read before any of it is written
     # A position past the table has no angle: all else is on its way before it is known whether there is one.
     known = (
@@ -1422,24 +1465,45 @@ def _append_fused_key_query(
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     query_turn = query_pair - (query_pair * 43691 >> 17) * 3
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :], (NUM_QUERY_HEADS_TILE, 64)
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :], (NUM_QUERY_HEADS_TILE, 64)
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :], (NUM_QUERY_HEADS_TILE, 64)
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_cos = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_cos_width, query_cos)
     query_cos = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_cos_height, query_cos)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_time * cos_sin_stride_position + query_pair[None, :] + 64,
+            (NUM_QUERY_HEADS_TILE, 64),
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_height * cos_sin_stride_position + query_pair[None, :] + 64,
+            (NUM_QUERY_HEADS_TILE, 64),
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(
+            cos_sin_ptr + angle_row_width * cos_sin_stride_position + query_pair[None, :] + 64,
+            (NUM_QUERY_HEADS_TILE, 64),
+        ),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin = tl.where((query_turn[None, :] == 2) & (query_pair[None, :] < 60), query_sin_width, query_sin)
     query_sin = tl.where((query_turn[None, :] == 1) & (query_pair[None, :] < 60), query_sin_height, query_sin)
@@ -1498,6 +1562,7 @@ def _append_fused_key_kernel(
     query_stride_head,
     query_out_stride_token,
     query_out_stride_head,
+    NUM_QUERY_HEADS_TILE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1525,6 +1590,7 @@ def _append_fused_key_kernel(
             query_out_stride_token,
             query_out_stride_head,
             cos_sin_stride_position,
+            NUM_QUERY_HEADS_TILE,
         )
         return
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
@@ -1556,24 +1622,30 @@ def _append_fused_key_kernel(
     # pair % 3 in three instructions; the compiler narrows a remainder to 16 bits, which takes a dozen
     key_turn = key_pair - (key_pair * 43691 >> 17) * 3
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_cos_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_cos_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_cos = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_cos_width, key_cos)
     key_cos = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_cos_height, key_cos)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_time * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin_height = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_height * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin_width = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row_width * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.where((key_turn[None, :] == 2) & (key_pair[None, :] < 60), key_sin_width, key_sin)
     key_sin = tl.where((key_turn[None, :] == 1) & (key_pair[None, :] < 60), key_sin_height, key_sin)

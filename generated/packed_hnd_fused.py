@@ -1016,10 +1016,12 @@ def _append_fused_query(
     known = True & (position >= 0) & (position < num_positions)
     angle_row = tl.where(known, position, 0)
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
@@ -1115,10 +1117,12 @@ def _append_fused_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
 
     # key to kv_cache
@@ -1202,10 +1206,12 @@ def _append_fused_key_query(
     known = True & (position >= 0) & (position < num_positions)
     angle_row = tl.where(known, position, 0)
     query_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + query_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     query = query.to(tl.float32)
     query_partner = query_partner.to(tl.float32)
@@ -1298,10 +1304,12 @@ def _append_fused_key_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
 
     # key to kv_cache

@@ -23,7 +23,7 @@ KEYS = ("holds", "order", "fields", "align", "regions", "pad", "fill")
 _ARGUMENTS = """
 block_size block_table block_table_row blocks context_lens cos cos_sin count cu_seq_lens device dtype fused head_dim
 layer num_blocks num_heads num_layers num_requests num_tokens out padding pairs pin_memory positions qkv query
-query_start_loc rank
+query_heads query_start_loc rank
 req_pool_indices req_to_page request_ids requests rotated seq_lens sin slots start_pos starts total_tokens zero_skipped
 """
 

@@ -34,6 +34,7 @@ DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
 FEW_TOKENS = 64  # up to here a program takes one token even where it could take more
 FEW_ENCODED = 256  # the same where values are encoded as they are appended, or rows of codes gathered in pairs
 SOME_TOKENS = 1024  # up to here more warps a program pay where values are encoded
+MANY_TOKENS = 8192  # from here on a program takes more heads of a query that share much
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 STAGED_VALUES = 1024  # values of one stream that a program works on at the most
 STAGED_PER_WARP = 512  # values a warp works on,
@@ -75,7 +76,8 @@ class Schedule:
     few: int = FEW_TOKENS
     some: int = SOME_TOKENS
     together: bool = False  # a barrier keeps all loads of a program before what waits for one of them
-    query_heads: int = 0  # of a program that works on the query
+    query_heads: int = 0  # of a program that works on the query,
+    many_query_heads: int = 0  # and where there are many tokens
     query_tile: Tile | None = None
 
 
@@ -162,7 +164,13 @@ def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) 
     per_warp = STAGED_PER_WARP if normed else TURNED_PER_WARP
     each = min(padded_side(heads), max(2, found.num_warps * per_warp // row))
     tile = _tile(layout, plan, plan.query, found.tokens, each, vector=False)
-    found = replace(found, query_heads=each, query_tile=tile)
+    # Of three positions three rows of angles are read for each token and program: fewer programs read fewer.
+    several = plan.rotary is not None and plan.rotary.mrope is not None
+    many = 2 * each if normed and several and heads % (2 * each) == 0 and not wish.num_warps else each
+    if many != each:
+        sides = zip(tile.order, tile.sides, strict=True)
+        tile = replace(tile, sides=tuple(None if axis == "head" else side for axis, side in sides))
+    found = replace(found, query_heads=each, many_query_heads=many, query_tile=tile)
     if wish.num_warps:
         return found
     warps = max(found.num_warps, min(8, padded_side(math.ceil(each * row / per_warp))))

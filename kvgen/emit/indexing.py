@@ -118,9 +118,9 @@ class Indexing:
             self.definitions[name] = f"tl.arange(0, {tile}){wide}"
             return extent
         if axis.name == "head" and self.sched.heads is not None:
-            program = f"{self.part}{wide}"
-            self.definitions[name] = program if side == 1 else f"{program} * {side} + tl.arange(0, {side})"
-            exact = axis.extent % side == 0
+            program, count = f"{self.part}{wide}", f"{constant}_TILE" if side is None else side
+            self.definitions[name] = program if side == 1 else f"{program} * {count} + tl.arange(0, {count})"
+            exact = side is None or axis.extent % side == 0
         else:
             exact = side == axis.extent
             self.definitions[name] = f"tl.arange(0, {constant if exact else side}){wide}"

@@ -203,6 +203,7 @@ def build_function(layout: Layout, kernel: Kernel) -> Function:
         | {
             "several": len(plan.streams) > 1,
             "separate": len(written) > 1,
+            "heads_by_count": kernel.query is not None and bool(kernel.query.heads),
             "layer": "layer" in names,
             "rank": layout.slots.shard is not None and plan.placement != "slots",
         },
@@ -453,5 +454,8 @@ def _grid(layout: Layout, kernel: Kernel) -> str:
     sched = kernel.schedule
     tile = "tokens" if sched.by_count else str(sched.tokens)
     tokens = "num_tokens" if sched.tokens == 1 else f"triton.cdiv(num_tokens, {tile})"
-    parts = kv_parts(layout, kernel.plan, sched) + (kernel.query.parts if kernel.query else 0)
+    parts = kv_parts(layout, kernel.plan, sched)
+    if kernel.query:
+        count = kernel.query.parts
+        return f"({tokens}, {parts + int(count)})" if count.isdecimal() else f"({tokens}, {parts} + {count})"
     return f"({tokens},)" if parts == 1 and sched.heads is None else f"({tokens}, {parts})"

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 
 from kvgen.emit.args import Arg, position_args, stage_args
 from kvgen.emit.index import subscript
+from kvgen.emit.names import extent_name
 from kvgen.emit.pairs import pairs_of
 from kvgen.emit.sections import Masks, PositionContext, StagesContext
 from kvgen.emit.stages import Staging
 from kvgen.layout import Layout
-from kvgen.plan import Plan
-from kvgen.schedule import Schedule
+from kvgen.plan import Copy, Plan
+from kvgen.schedule import MANY_TOKENS, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class QueryContext:
     taken: tuple[str, ...]
     given: str
     first: int
-    parts: int
+    parts: str
+    heads: str  # of one program, where that depends on how many tokens there are
     constants: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
     source: str
@@ -84,16 +86,19 @@ class _Builder(Staging):
         known = [*([] if self.tiled else ["True"]), *map(in_table, positions)]
         if self.tiled:
             args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
-        heads = self.layout.stream(copy.stream).axes[0].extent
+        few, many = sched.query_heads, sched.many_query_heads
+        if by_count := few != many:
+            args.append(Arg(self._tile_name(copy), "constexpr", "query_heads", "run", compiled=many, few=few))
         return QueryContext(
             name=f"_{plan.name}_query",
             stream=copy.stream,
-            summary=f"Stages of {self.sched.heads} query heads.",
+            summary=f"Stages of {self._tile_name(copy) if by_count else few} query heads.",
             args=tuple(arg for arg in args if arg.role != "tokens"),
             taken=(*values, "part", *(arg.declaration for arg in args)),
             given=", ".join([*values, f"tl.program_id(1) - {first}", *(arg.name for arg in args)]),
             first=first,
-            parts=-(-heads // self.sched.heads),
+            parts=self._parts(copy, sched),
+            heads=f"{few} if num_tokens < {MANY_TOKENS} else {many}" if by_count else "",
             constants=tuple(self.constants.items()),
             definitions=tuple(self.definitions.items()),
             source=source,
@@ -108,6 +113,15 @@ class _Builder(Staging):
             bounded=bounded,
             known=" & ".join(known),
         )
+
+    def _tile_name(self, copy: Copy) -> str:
+        return f"{extent_name(self.layout, copy.stream, 'head')}_TILE"
+
+    def _parts(self, copy: Copy, sched: Schedule) -> str:
+        """How many programs divide the heads."""
+        if sched.many_query_heads != sched.query_heads:
+            return f"{extent_name(self.layout, copy.stream, 'head')} // query_heads"
+        return str(-(-self.layout.stream(copy.stream).axes[0].extent // sched.query_heads))
 
     def _args(self) -> list[Arg]:
         (copy,) = self.plan.copies

@@ -216,6 +216,7 @@ class RopeContext:
     position_at: str
     frequency_at: str
     tables: tuple[TableContext, ...]
+    hint: str  # what loads of these tell the cache
     split: bool
     pairs: str
     rows: str

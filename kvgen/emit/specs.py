@@ -89,6 +89,8 @@ def _forms(kernel: Kernel) -> Iterator[KernelSpec]:
         yield _spec(kernel, "few tokens", sched.few_tokens, sched.few_warps)
     if sched.few_warps != num_warps and (sched.some > sched.few or not counted):
         yield _spec(kernel, "few warps", tokens, sched.few_warps)
+    if sched.many_query_heads != sched.query_heads:
+        yield _spec(kernel, "few query heads", tokens, sched.few_warps)
     for arg in kernel.args:
         if arg.role == "flag":
             yield _spec(kernel, arg.value, tokens, num_warps, {arg.value: True})

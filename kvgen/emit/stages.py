@@ -197,6 +197,7 @@ class Staging(Indexing):
             position_at=names["position"] if stage.mrope else f"position{token}",
             frequency_at=names["frequency"] + at,
             tables=() if computed else self._tables(copy, stage, half, variables, guards),
+            hint="" if self._encoded(copy) else ', eviction_policy="evict_last"',
             split=pairs.split,
             pairs=parted(pairs, sides, copy.stream) if pairs.split else "",
             rows=joined(pairs, sides, copy.stream, partner) if pairs.split else "",
@@ -204,12 +205,17 @@ class Staging(Indexing):
             rotated=f"({index} < {rope.rotary_dim}){at}" if rope.start == 0 else f"({index} >= {rope.start}){at}",
         )
 
+    def _encoded(self, copy: Copy) -> bool:
+        """Whether what is turned becomes codes."""
+        return self.layout.stream(copy.stream).encoding is not None
+
     def _tables(
         self, copy: Copy, stage: Rotary, tile: Tile, variables: dict[str, Variable], guards: list[str]
     ) -> tuple[TableContext, ...]:
         """Cosines and sines of all pairs; of three positions a row of each is loaded, and a pair takes what it needs.
 
-        Rows are loaded in wide accesses, single values each in one of its own.
+        Rows are loaded in wide accesses, single values each in one of its own. They are read again for each layer and
+        for what else turns by them, so that the cache is to keep them before rows that come by once.
         """
         mask = f", mask={' & '.join(guards)}, other=0" if guards else ""
         pair = Variable(f"{copy.stream}_pair", variables["dim"].position)

@@ -225,6 +225,27 @@ def test_what_lies_in_two_places_is_encoded_once(mode: str, order: str, times: i
         assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
 
 
+def test_many_tokens_take_more_heads_of_a_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where angles are those of three positions; grid and kernel agree on how many, and the bytes are the same."""
+    layout = load(ROOT / "layouts" / "nhd_fused_mrope.yaml")
+    text = render_raw(layout)
+    assert "query_heads = 8 if num_tokens < 8192 else 16" in text
+    assert "NUM_QUERY_HEADS_TILE" not in render_raw(load(ROOT / "layouts" / "packed_hnd_fused.yaml"))
+    monkeypatch.setattr("kvgen.emit.query.MANY_TOKENS", 2)
+    few, many = load_module(text, tmp_path / "few.py"), load_module(render_raw(layout), tmp_path / "many.py")
+    generator = torch.Generator().manual_seed(5)
+    query, key, value = (torch.randn(3, h, 128, generator=generator).bfloat16() for h in (32, 8, 8))
+    weights = torch.randn(2, 128, generator=generator).bfloat16()
+    table, positions = torch.randn(9, 128, generator=generator), torch.tensor([[0, 8, 3], [1, 9, 4], [2, 7, 5]])
+    found = []
+    for module in (few, many):
+        out, caches = torch.full_like(query, 7.0), module.allocate(1)
+        module.append_fused(query, key, value, out, *caches, torch.tensor([3, 1, 2]), positions, *weights, table)
+        found.append((out, *caches))
+    assert torch.equal(found[0][0][1], torch.full_like(query[1], 7.0))  # one of its positions is past the table
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
+
+
 def load_module(text: str, path: Path):
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(path.stem, path)
