@@ -1151,9 +1151,6 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     latent_dim_group = tl.arange(0, 4)
     latent_dim_lane = tl.arange(0, 128)
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
@@ -1166,6 +1163,13 @@ def _append_kernel(
         other=0,
     )
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = _widened(latent, NATIVE)
@@ -1315,11 +1319,6 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token, mask=in_range, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     latent_dim_group = tl.arange(0, 4)
     latent_dim_lane = tl.arange(0, 128)
     latent_dim = latent_dim_group[:, None] * 128 + latent_dim_lane[None, :]
@@ -1332,6 +1331,15 @@ def _append_positions_kernel(
         other=0,
     )
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    known = (request >= 0) & (request < num_rows)
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # latent to cache, fp8_e4m3 with a scale per token and 128 dims
     latent = _widened(latent, NATIVE)

@@ -855,9 +855,6 @@ def _append_kernel(
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     nope_dim_group = tl.arange(0, 8)
     nope_dim_lane = tl.arange(0, 64)
     nope_dim = nope_dim_group[:, None] * 64 + nope_dim_lane[None, :]
@@ -870,6 +867,13 @@ def _append_kernel(
         other=0,
     )
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # nope to cache, fp8_e4m3 with a scale per token and 64 dims
     nope = _widened(nope, NATIVE)
@@ -1040,11 +1044,6 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token, mask=in_range, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
     nope_dim_group = tl.arange(0, 8)
     nope_dim_lane = tl.arange(0, 64)
     nope_dim = nope_dim_group[:, None] * 64 + nope_dim_lane[None, :]
@@ -1057,6 +1056,15 @@ def _append_positions_kernel(
         other=0,
     )
     rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    known = (request >= 0) & (request < num_rows)
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
 
     # nope to cache, fp8_e4m3 with a scale per token and 64 dims
     nope = _widened(nope, NATIVE)

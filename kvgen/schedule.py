@@ -137,7 +137,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
 
 def _together(layout: Layout, plan: Plan, tokens: int) -> bool:
     """Whether the loads of an append are kept together: of single rows that are moved or become codes in little work,
-    and of tiles that become codes under given scales.
+    and of tiles that become codes, under given scales or beside a stream that is only moved.
 
     Left to itself ptxas fits kernels into few registers, and has some loads wait until what others brought is used up.
     A barrier and a branch behind it cost some 20 ns: where there is much work on a row it is no faster with them.
@@ -147,7 +147,8 @@ def _together(layout: Layout, plan: Plan, tokens: int) -> bool:
     streams = [layout.stream(name) for name in plan.streams]
     if tokens == 1:
         return all(stream.encoding is None or _bytes_under_exponents(stream) for stream in streams)
-    return any(stream.encoding and stream.scale and not stream.scale.dynamic for stream in streams)
+    beside = len(plan.copies) == len(streams) and any(stream.encoding is None for stream in streams)
+    return any(stream.encoding and stream.scale and (beside or not stream.scale.dynamic) for stream in streams)
 
 
 def _bytes_under_exponents(stream: Stream) -> bool:

@@ -88,9 +88,10 @@ def test_a_thread_has_what_one_access_takes() -> None:
 
 
 def test_loads_are_kept_together_where_ptxas_would_part_them() -> None:
-    """Of single rows that are moved or divided by exponents, and of tiles that become codes under given scales."""
+    """Of rows that are moved or divided by exponents, and of tiles under given scales or beside what is moved."""
     together = {"paged_nhd": True, "nhd_mxfp8": True, "nhd_mxfp4": False, "nhd_fp8_tensor": False, "nhd_int4": False}
-    together |= {"mla_fp8": True, "paged_x_vector_fp8": True, "mla": False, "mla_fp8_record": False}
+    together |= {"mla_fp8": True, "paged_x_vector_fp8": True, "mla": False, "mla_fp8_record": True}
+    together |= {"indexer_planar": False}
     assert {name: chosen(name).together for name in together} == together
     text = rendered("mla_fp8")
     kernel = text[text.index("def _append_kernel(") :].partition("@triton.jit")[0]
