@@ -352,7 +352,7 @@ def gather(key_cache, value_cache, slots, *, dtype=None, rotated=False, out=None
                 value_cache,
                 slots,
                 *numbers,
-                num_warps=2 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped, rotated)
@@ -462,7 +462,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=2 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, rotated, starts is None)

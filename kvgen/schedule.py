@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, replace
 
 from kvgen.layout import KernelHints, Layout, Record, Stream
-from kvgen.lower import SLOT_NUMBER
+from kvgen.lower import SLOT_NUMBER, planes
 from kvgen.plan import Copy, Norm, Plan, View
 from kvgen.quant import MODES
 
@@ -115,7 +115,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     vector = plan.kind == "gather"
     tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
     # Codes that are unpacked to be turned go through shared memory where a thread has few of them.
-    fewest = STAGED_FEW if plan.staged else 512 if any(map(worked_on_together, streams)) else 256
+    slow = any(worked_on_together(stream) and not _in_tables(layout, plan, stream) for stream in streams)
+    fewest = STAGED_FEW if plan.staged else 512 if slow else 256
     few_warps = max(num_warps, min(4, padded_side(math.ceil(row / fewest))))
     few_warps = num_warps if wish.num_warps or not worked_on or whole_groups or _enough(layout, plan) else few_warps
     if moved and tokens > beside and not wish.num_warps:
@@ -189,6 +190,12 @@ def _enough(layout: Layout, plan: Plan) -> bool:
 def worked_on_together(stream: Stream) -> bool:
     """Whether all values of a row or a group are at hand at a time: that takes registers."""
     return stream.encoding is not None and (stream.encoding.rotation is not None or _by_norm(stream))
+
+
+def _in_tables(layout: Layout, plan: Plan, stream: Stream) -> bool:
+    """Whether codes that fill bytes are looked up: they cost so little that many threads for a row pay."""
+    views = (plan.cache_view(copy) for copy in plan.copies if copy.stream == stream.name)
+    return _by_norm(stream) and all(view.pack and view.itemsize == 1 and len(planes(view)) == 1 for view in views)
 
 
 def _by_norm(stream: Stream) -> bool:

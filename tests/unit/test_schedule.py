@@ -108,7 +108,7 @@ def test_warps_of_gathers() -> None:
         for function in ("gather", "gather_paged"):
             found = chosen(name, function)
             assert (found.tokens, found.num_warps) == expected, (name, function)
-    assert chosen("nhd_bf16k_turbo3v", "gather").few_warps == 2
+    assert [chosen(f"nhd_bf16k_turbo{bits}v", "gather").few_warps for bits in (2, 3, 4)] == [4, 2, 4]
     found = chosen("nhd_int8_block", "gather")
     assert (found.few_tokens, found.few, found.few_warps, found.some) == (1, 256, 4, 1024)
 
