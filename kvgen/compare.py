@@ -165,10 +165,10 @@ def _walk(
         return
     for field in content.fields:
         if isinstance(field.content, Place):
-            yield from _walk(layout, field.content, (*above, *place.dims), _span(layout, field, content, lies))
+            yield from _walk(layout, field.content, (*above, *place.dims), _span(field, content, lies))
 
 
-def _span(layout: Layout, field: Field, record: Record, lies: str) -> str:
+def _span(field: Field, record: Record, lies: str) -> str:
     end = field.offset + field.content.size
     own = f"bytes {field.offset} to {end} of a record of {record.size}"
     return f"{own}, in {lies}" if lies else own

@@ -18,9 +18,6 @@ from kvgen.layout import Layout
 from kvgen.spots import Spot, Term, all_spots
 from kvgen.transfer import same_encoding
 
-SHORT = 4096
-"""Bytes below which a run costs an engine more than its bytes do."""
-
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -172,7 +172,7 @@ def sites(layout: Layout, buffer: Buffer) -> Iterator[Site]:
     for i, dim in enumerate(place.dims):
         inner = isinstance(place.content, Holds) and i == last  # the last dimension of a tensor has stride 1
         pitch = place.content.itemsize if inner else 1
-        steps += _dim_steps(layout, dim, None if inner else i, pitch)
+        steps += _dim_steps(dim, None if inner else i, pitch)
     yield from _descend(layout, place, 0, tuple(steps))
 
 
@@ -192,12 +192,12 @@ def _field_sites(layout: Layout, field: Field, offset: int, steps: tuple[Step, .
     inner: list[Step] = []
     pitch = place.pitch
     for dim in reversed(place.dims):
-        inner = _dim_steps(layout, dim, None, pitch) + inner
+        inner = _dim_steps(dim, None, pitch) + inner
         pitch *= dim.size
     yield from _descend(layout, place, offset, (*steps, *inner))
 
 
-def _dim_steps(layout: Layout, dim: Dim, tensor_dim: int | None, pitch: int) -> list[Step]:
+def _dim_steps(dim: Dim, tensor_dim: int | None, pitch: int) -> list[Step]:
     """Steps of the digits that share a dimension, ``pitch`` being one step of the dimension itself."""
     steps: list[Step] = []
     factor: int | None = pitch

@@ -148,10 +148,10 @@ class _Resolver:
             return False
         before = len(self.problems)
         for stream in found.source.streams:
-            self.check_stream(found, stream, found.destination.stream(stream.name))
+            self.check_stream(stream, found.destination.stream(stream.name))
         return len(self.problems) == before
 
-    def check_stream(self, found: Transfer, ours: Stream, theirs: Stream) -> None:
+    def check_stream(self, ours: Stream, theirs: Stream) -> None:
         where = ("transfer", "to")
         if [axis.name for axis in ours.axes] != [axis.name for axis in theirs.axes]:
             message = f"`{ours.name}` has heads on one side only"

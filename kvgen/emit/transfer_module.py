@@ -175,7 +175,7 @@ def _function(transfer: Transfer, kernel: TransferKernel) -> TransferFunction:
         slots=sides[0].slots,
         sides=sides,
         kernel=kernel,
-        same=tuple(_same(transfer, plan)),
+        same=tuple(_same(plan)),
         dtypes=tuple_text(dtypes) if dtypes else "",
         first_dtype=dtypes[0] if dtypes else "",
         heads=transfer.sharded,
@@ -279,7 +279,7 @@ def _regions_name(layout: Layout) -> str:
     return f"{layout.prefix.upper()}NUM_LAYERS"
 
 
-def _same(transfer: Transfer, plan: Plan):
+def _same(plan: Plan):
     """Pairs of buffers whose elements are the values that are moved: one type on both sides."""
     pairs = {}
     for copy in plan.copies:

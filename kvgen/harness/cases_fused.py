@@ -244,7 +244,7 @@ def _check(bench: Bench, only: str | None, pool: Pool, found: Inputs, slots: Ten
         scales=bench.scales,
         **options,
     )
-    known = slots if found.positions is None else _live(bench, found, slots)
+    known = slots if found.positions is None else _live(found, slots)
     if inexact(bench.layout):
         adopt_within_bounds(bench, pool, known, streams, options.get("layer"))
     bench.check(pool, known, streams, table, options.get("layer"), staged=True)
@@ -252,7 +252,7 @@ def _check(bench: Bench, only: str | None, pool: Pool, found: Inputs, slots: Ten
         _check_out(bench, found)
 
 
-def _live(bench: Bench, found: Inputs, slots: Tensor) -> Tensor:
+def _live(found: Inputs, slots: Tensor) -> Tensor:
     """Slots of the tokens that have angles; -1 for the others."""
     if not found.tables:
         return slots

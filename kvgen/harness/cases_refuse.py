@@ -20,7 +20,7 @@ Change = Callable[[Tensor], Any]
 TOKENS = 5
 
 
-def refusal_cases(layout: Layout, device: str) -> Iterator[Case]:
+def refusal_cases(layout: Layout) -> Iterator[Case]:
     """Every refusal of a layout, one argument wrong in each."""
     for stream in layout.streams:
         for what, change in _source_changes(layout, stream.name):

@@ -43,7 +43,7 @@ def cases(layout: Layout, device: str = "cpu", variants: int = 1) -> list[Case]:
         *fused_cases(layout, device, variants),
         *slot_cases(layout),
         *page_cases(layout, device),
-        *refusal_cases(layout, device),
+        *refusal_cases(layout),
     ]
     if device.startswith("cuda"):
         found += graph_cases(layout)
