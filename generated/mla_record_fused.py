@@ -342,7 +342,13 @@ def append_fused_latent(latent, cache, slot_mapping, latent_weight):
         numbers = (num_slots, cache.stride(0), cache.stride(1), latent.stride(0), _native(device))
         with _on(device):
             compiled = _append_fused_latent_kernel[grid](
-                latent, cache, latent_weight, slot_mapping, *numbers, num_warps=1, enable_fp_fusion=False
+                latent,
+                cache,
+                latent_weight,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 1,
+                enable_fp_fusion=False,
             )
         _append_fused_latent_kept.keep(compiled, grid, numbers, tensors)
 

@@ -1637,7 +1637,7 @@ def _append_fused_kernel(
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     key_other = key_pair + 64
     dim = tl.arange(0, HEAD_DIM)
 
@@ -1657,15 +1657,17 @@ def _append_fused_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
-    key = key.to(tl.float32)
-    key_partner = key_partner.to(tl.float32)
+    key = tl.where(known, key.to(tl.float32), 0.0)
+    key_partner = tl.where(known, key_partner.to(tl.float32), 0.0)
     # RMS norm over 128 values, squares summed in float64
     key_inverse = tl.rsqrt(
         tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
@@ -1752,7 +1754,7 @@ def _append_fused_key_kernel(
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    key_pair = tl.arange(0, 64)
+    key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
     key_other = key_pair + 64
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1769,15 +1771,17 @@ def _append_fused_key_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
-    key = key.to(tl.float32)
-    key_partner = key_partner.to(tl.float32)
+    key = tl.where(known, key.to(tl.float32), 0.0)
+    key_partner = tl.where(known, key_partner.to(tl.float32), 0.0)
     # RMS norm over 128 values, squares summed in float64
     key_inverse = tl.rsqrt(
         tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06

@@ -452,7 +452,7 @@ def append_fused(
                 slot_mapping,
                 positions,
                 *numbers,
-                num_warps=2,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_fused_kept.keep(compiled, grid, numbers, tensors)
@@ -518,7 +518,7 @@ def append_fused_key(key, key_cache, slot_mapping, positions, key_weight, cos_si
                 slot_mapping,
                 positions,
                 *numbers,
-                num_warps=2,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_fused_key_kept.keep(compiled, grid, numbers, tensors)
@@ -1657,15 +1657,17 @@ def _append_fused_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
-    key = key.to(tl.float32)
-    key_partner = key_partner.to(tl.float32)
+    key = tl.where(known, key.to(tl.float32), 0.0)
+    key_partner = tl.where(known, key_partner.to(tl.float32), 0.0)
     # RMS norm over 128 values, squares summed in float64
     key_inverse = tl.rsqrt(
         tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
@@ -1765,15 +1767,17 @@ def _append_fused_key_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     key_cos = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :], (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
     key_sin = tl.load(
-        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64))
+        tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
+        eviction_policy="evict_last",
     ).to(tl.float32)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
-    key = key.to(tl.float32)
-    key_partner = key_partner.to(tl.float32)
+    key = tl.where(known, key.to(tl.float32), 0.0)
+    key_partner = tl.where(known, key_partner.to(tl.float32), 0.0)
     # RMS norm over 128 values, squares summed in float64
     key_inverse = tl.rsqrt(
         tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06

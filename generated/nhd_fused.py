@@ -1115,8 +1115,8 @@ def _append_fused_kernel(
     ).to(tl.float32)
 
     # key to key_cache
-    key = key.to(tl.float32)
-    key_partner = key_partner.to(tl.float32)
+    key = tl.where(known, key.to(tl.float32), 0.0)
+    key_partner = tl.where(known, key_partner.to(tl.float32), 0.0)
     # RMS norm over 128 values, squares summed in float64
     key_wide = key.to(tl.float64)
     key_partner_wide = key_partner.to(tl.float64)
@@ -1216,8 +1216,8 @@ def _append_fused_key_kernel(
     ).to(tl.float32)
 
     # key to key_cache
-    key = key.to(tl.float32)
-    key_partner = key_partner.to(tl.float32)
+    key = tl.where(known, key.to(tl.float32), 0.0)
+    key_partner = tl.where(known, key_partner.to(tl.float32), 0.0)
     # RMS norm over 128 values, squares summed in float64
     key_wide = key.to(tl.float64)
     key_partner_wide = key_partner.to(tl.float64)

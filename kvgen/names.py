@@ -23,7 +23,7 @@ KEYS = ("holds", "order", "fields", "align", "regions", "pad", "fill")
 _ARGUMENTS = """
 block_size block_table block_table_row blocks context_lens cos cos_sin count cu_seq_lens device dtype fused head_dim
 layer num_blocks num_heads num_layers num_requests num_tokens out padding pairs pin_memory positions qkv query
-query_heads query_start_loc rank
+query_start_loc rank
 req_pool_indices req_to_page request_ids requests rotated seq_lens sin slots start_pos starts total_tokens zero_skipped
 """
 
@@ -36,7 +36,7 @@ k_nope_stride_head k_nope_stride_token k_rope k_rope_stride_token keep kept kern
 least leaving length lift look_up lowest mask math metadata moved name ndim nearest new nope_dim nope_side num_columns
 num_entries num_out num_out_columns num_pages num_rows num_runs num_slots number numbers offset offsets ops optional
 others out_row out_stride_column out_stride_head out_stride_row out_stride_token outer page pairs_stride_pair
-pairs_stride_side part plan plane present program programs ratio re reach req_to_page_stride_column
+pairs_stride_side part plan plane present program programs query_heads ratio re reach req_to_page_stride_column
 req_to_page_stride_row requests_stride rope_side run run_number run_slot same scale schema second self shape shapes
 size slot_number source squares start starter starts step steps stored stretch stride stride_unit strides struct sure
 t target tensor tensors tile tile_row tl tokens torch triton types unit valid whole width words written zero

@@ -118,7 +118,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     slow = any(worked_on_together(stream) and not _in_tables(layout, plan, stream) for stream in streams)
     fewest = STAGED_FEW if plan.staged else 512 if slow else 256
     few_warps = max(num_warps, min(4, padded_side(math.ceil(row / fewest))))
-    few_warps = num_warps if wish.num_warps or not worked_on or whole_groups or _enough(layout, plan) else few_warps
+    enough = whole_groups or plan.query is not None  # beside programs of a query more warps do not pay
+    few_warps = num_warps if wish.num_warps or not worked_on or enough else few_warps
     if moved and tokens > beside and not wish.num_warps:
         few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
     by_count = tokens > 1 and wish.tokens is None and not moved and not whole_groups
@@ -177,14 +178,6 @@ def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) 
         return found
     warps = max(found.num_warps, min(8, padded_side(math.ceil(each * row / per_warp))))
     return replace(found, num_warps=warps, few_warps=max(warps, found.few_warps))
-
-
-def _enough(layout: Layout, plan: Plan) -> bool:
-    """Whether more warps do not pay where there are few tokens: beside programs of a query, or where a code is made at
-    once of what stages leave, which takes the same of each thread.
-    """
-    coded = any(c.stages and layout.stream(c.stream).encoding and not c.stages[-1].rounds for c in plan.copies)
-    return plan.query is not None or coded
 
 
 def worked_on_together(stream: Stream) -> bool:

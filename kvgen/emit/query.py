@@ -62,6 +62,8 @@ def build_query(
 
 
 class _Builder(Staging):
+    _waits = False
+
     def __init__(self, layout: Layout, plan: Plan, sched: Schedule, stride_unit: int) -> None:
         super().__init__(layout, plan, sched)
         self.stride_unit, self.part = stride_unit, "part"

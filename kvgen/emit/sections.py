@@ -216,7 +216,6 @@ class RopeContext:
     position_at: str
     frequency_at: str
     tables: tuple[TableContext, ...]
-    hint: str  # what loads of these tell the cache
     split: bool
     pairs: str
     rows: str
@@ -246,6 +245,8 @@ class StagesContext:
     partner: str
     two: bool
     partner_at: str
+    widened: str  # the values as float32, and those of the second tile
+    partner_widened: str
     rejoined: bool
     rows: str
     halves: str

@@ -40,6 +40,11 @@ class Staging(Indexing):
         """Whether angles are those of a position's row, which is one of the table where the position is none."""
         return any(arg.name == "num_positions" for arg in position_args(self.plan))
 
+    @property
+    def _waits(self) -> bool:
+        """Whether rows wait for positions. Beside programs of a query, and in these, that gains nothing."""
+        return self._by_row and self.plan.query is None and not self.tiled
+
     def _row_variables(self, copy: Copy, tile: Tile) -> tuple[dict[str, Variable], list[str]]:
         """Variables of a section, and the masks of its padded sides; ``dim`` of rows in halves is that of the first."""
         pairs, wide = pairs_of(self.layout, copy, tile), ".to(tl.int64)" if "dim" in self.wide else ""
@@ -47,10 +52,8 @@ class Staging(Indexing):
         variables, masks = self._variables(copy.stream, tile, list(axes[:-1] if pairs.halved else axes))
         if pairs.halved or pairs.split:
             index = f"tl.arange(0, {pairs.rope.pairs}){wide}"
-            # With half as many a thread has two rows, which share weights and angles, and fewer registers in all; of
-            # codes of what is rounded in between it has few enough.
-            coded = self.layout.stream(copy.stream).encoding is not None and any(stage.rounds for stage in copy.stages)
-            together = pairs.halved and not coded and pairs.rope.pairs % PAIRS == 0
+            # With half as many a thread has two rows, which share weights and angles, and fewer registers in all.
+            together = pairs.halved and pairs.rope.pairs % PAIRS == 0
             self.definitions[f"{copy.stream}_pair"] = f"tl.max_contiguous({index}, {PAIRS})" if together else index
         if pairs.halved:
             self.definitions[f"{copy.stream}_other"] = f"{copy.stream}_pair + {pairs.rope.pairs}"
@@ -84,11 +87,20 @@ class Staging(Indexing):
             partner=partner,
             two=two,
             partner_at=self._side(copy.source, copy.stream, other, rank, kind).elements if two else "",
+            widened=self._widened_row(pairs, copy.stream),
+            partner_widened=self._widened_row(pairs, partner),
             rejoined=pairs.halved and self._rejoined(copy),
             rows=joined(pairs, self._sides(tile, copy.stream), copy.stream, partner) if pairs.halved else "",
             halves=parted(pairs, self._sides(tile, copy.stream), copy.stream) if pairs.halved else "",
             stages=tuple(found),
         )
+
+    def _widened_row(self, pairs: Pairs, name: str) -> str:
+        """Values as float32. Rows in halves wait until it is known whether there are angles: else ptxas norms them
+        first, and asks for angles, weights and scales behind that.
+        """
+        wide = f"{name}.to(tl.float32)"
+        return f"tl.where(known, {wide}, 0.0)" if pairs.halved and self._waits else wide
 
     def _rejoined(self, copy: Copy) -> bool:
         """Whether codes depend on a whole row, which is put together of its halves then."""
@@ -197,17 +209,12 @@ class Staging(Indexing):
             position_at=names["position"] if stage.mrope else f"position{token}",
             frequency_at=names["frequency"] + at,
             tables=() if computed else self._tables(copy, stage, half, variables, guards),
-            hint="" if self._encoded(copy) else ', eviction_policy="evict_last"',
             split=pairs.split,
             pairs=parted(pairs, sides, copy.stream) if pairs.split else "",
             rows=joined(pairs, sides, copy.stream, partner) if pairs.split else "",
             partial=rope.rotary_dim < extent,
             rotated=f"({index} < {rope.rotary_dim}){at}" if rope.start == 0 else f"({index} >= {rope.start}){at}",
         )
-
-    def _encoded(self, copy: Copy) -> bool:
-        """Whether what is turned becomes codes."""
-        return self.layout.stream(copy.stream).encoding is not None
 
     def _tables(
         self, copy: Copy, stage: Rotary, tile: Tile, variables: dict[str, Variable], guards: list[str]
