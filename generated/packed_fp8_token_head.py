@@ -145,7 +145,13 @@ def append(key, value, kv_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_kernel[grid](
-                key, value, kv_cache, slot_mapping, *numbers, num_warps=4, enable_fp_fusion=False
+                key,
+                value,
+                kv_cache,
+                slot_mapping,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 2,
+                enable_fp_fusion=False,
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -272,7 +278,15 @@ def append_positions(key, value, kv_cache, block_table, positions, request_ids=N
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                key, value, kv_cache, block_table, positions, request_ids, *numbers, num_warps=4, enable_fp_fusion=False
+                key,
+                value,
+                kv_cache,
+                block_table,
+                positions,
+                request_ids,
+                *numbers,
+                num_warps=4 if num_tokens <= 1024 else 2,
+                enable_fp_fusion=False,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -998,49 +1012,36 @@ def _append_kernel(
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
-    scale_ptrs = (
-        kv_cache_ptr
-        + block * kv_cache_stride_block
-        + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
-    ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 32, scale, mask=valid)
+    key_scale_words = tl.reshape(scale.to(tl.uint32, bitcast=True), (8,))
     key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
-    tl.store(
-        kv_cache_ptr
-        + block * kv_cache_stride_block
-        + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
-        + dim[None, :],
-        key,
-        mask=valid,
-    )
+    key_words = _pack_8(tl.reshape(key, (256, 2, 2)))
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
     value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
-    scale_ptrs = (
-        kv_cache_ptr
-        + block * kv_cache_stride_block
-        + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
-    ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 65, scale, mask=valid)
+    value_scale_words = tl.reshape(scale.to(tl.uint32, bitcast=True), (8,))
     value = value * _reciprocal(scale, NATIVE)
     value = _fp8_e4m3_codes(value, NATIVE)
-    tl.store(
+    value_words = _pack_8(tl.reshape(value, (256, 2, 2)))
+
+    # all of it to kv_cache, rows of 66 words whole
+    word = tl.arange(0, 1024)
+    row, column = tl.minimum(word // 66, 7), word % 66
+    row_head = row.to(tl.int64)
+    second = (column >= 33).to(tl.int32)
+    within = column - 33 * second
+    words = _words_of_two(key_scale_words, value_scale_words, second, row, within - 32, 1)
+    words = tl.where(within < 32, _words_of_two(key_words, value_words, second, row, within, 32), words)
+    words_ptrs = (
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
-        + dim[None, :]
-        + 132,
-        value,
-        mask=valid,
-    )
+        + row_head * kv_cache_stride_head * STRIDE_UNIT
+    ).to(tl.pointer_type(tl.uint32), bitcast=True)
+    tl.store(words_ptrs + column, words, mask=valid & (word < 528))
 
 
 @triton.jit(do_not_specialize=["num_slots"])
@@ -1207,49 +1208,36 @@ def _append_positions_kernel(
     amax = _amax(tl.max(_counted(key), axis=1, keep_dims=True))
     scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
-    scale_ptrs = (
-        kv_cache_ptr
-        + block * kv_cache_stride_block
-        + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
-    ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 32, scale, mask=valid)
+    key_scale_words = tl.reshape(scale.to(tl.uint32, bitcast=True), (8,))
     key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
-    tl.store(
-        kv_cache_ptr
-        + block * kv_cache_stride_block
-        + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
-        + dim[None, :],
-        key,
-        mask=valid,
-    )
+    key_words = _pack_8(tl.reshape(key, (256, 2, 2)))
 
     # value to kv_cache, fp8_e4m3 with a scale per token and head
     value = _widened(value, NATIVE)
     amax = _amax(tl.max(_counted(value), axis=1, keep_dims=True))
     scale = _over_steps(amax, 448.0)
     scale = tl.maximum(scale, 1e-06)
-    scale_ptrs = (
-        kv_cache_ptr
-        + block * kv_cache_stride_block
-        + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
-    ).to(tl.pointer_type(tl.float32), bitcast=True)
-    tl.store(scale_ptrs + 65, scale, mask=valid)
+    value_scale_words = tl.reshape(scale.to(tl.uint32, bitcast=True), (8,))
     value = value * _reciprocal(scale, NATIVE)
     value = _fp8_e4m3_codes(value, NATIVE)
-    tl.store(
+    value_words = _pack_8(tl.reshape(value, (256, 2, 2)))
+
+    # all of it to kv_cache, rows of 66 words whole
+    word = tl.arange(0, 1024)
+    row, column = tl.minimum(word // 66, 7), word % 66
+    row_head = row.to(tl.int64)
+    second = (column >= 33).to(tl.int32)
+    within = column - 33 * second
+    words = _words_of_two(key_scale_words, value_scale_words, second, row, within - 32, 1)
+    words = tl.where(within < 32, _words_of_two(key_words, value_words, second, row, within, 32), words)
+    words_ptrs = (
         kv_cache_ptr
         + block * kv_cache_stride_block
         + slot * kv_cache_stride_slot
-        + head[:, None] * kv_cache_stride_head * STRIDE_UNIT
-        + dim[None, :]
-        + 132,
-        value,
-        mask=valid,
-    )
+        + row_head * kv_cache_stride_head * STRIDE_UNIT
+    ).to(tl.pointer_type(tl.uint32), bitcast=True)
+    tl.store(words_ptrs + column, words, mask=valid & (word < 528))
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -2092,6 +2080,28 @@ def _reciprocal(scale, native: tl.constexpr):
     else:
         inverse = tl.div_rn(1.0, scale)
     return inverse
+
+
+@triton.jit
+def _pack_8(codes):
+    """[..., 2, 2] codes of 8 bits to words of 4 bytes, the first in the low bits."""
+    codes = codes.to(tl.uint32)
+    low, high = tl.split(codes)
+    codes = low + (high << 8)
+    low, high = tl.split(codes)
+    codes = low + (high << 16)
+    return codes.to(tl.uint32)
+
+
+@triton.jit
+def _words_of_two(field, other, second, row, column, beside: tl.constexpr):
+    """The words of rows of two fields alike, [rows * beside] each: of the other where second is 1.
+
+    A column is counted from their first; beside is a power of two, and where a field has no word it is any.
+    """
+    both = tl.reshape(tl.join(field, other), (2 * field.shape[0],))
+    at = 2 * (row * beside + (column & (beside - 1))) + second
+    return tl.reshape(tl.gather(both, tl.ravel(at), 0), at.shape)
 
 
 @triton.jit

@@ -143,7 +143,7 @@ def append(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scal
             key.stride(1),
             value.stride(0),
             value.stride(1),
-            8 if num_tokens <= 1024 else 32,
+            8 if num_tokens <= 1024 else 16,
             _native(device),
         )
         with _on(device):
@@ -155,7 +155,7 @@ def append(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scal
                 value_scale_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
@@ -190,7 +190,7 @@ def append_key(key, kv_cache, slot_mapping, key_scale_scale):
             kv_cache.stride(2),
             key.stride(0),
             key.stride(1),
-            8 if num_tokens <= 1024 else 32,
+            8 if num_tokens <= 1024 else 16,
             _native(device),
         )
         with _on(device):
@@ -200,7 +200,7 @@ def append_key(key, kv_cache, slot_mapping, key_scale_scale):
                 key_scale_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
@@ -235,7 +235,7 @@ def append_value(value, kv_cache, slot_mapping, value_scale_scale):
             kv_cache.stride(2),
             value.stride(0),
             value.stride(1),
-            8 if num_tokens <= 1024 else 32,
+            8 if num_tokens <= 1024 else 16,
             _native(device),
         )
         with _on(device):
@@ -245,7 +245,7 @@ def append_value(value, kv_cache, slot_mapping, value_scale_scale):
                 value_scale_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
@@ -297,7 +297,7 @@ def append_positions(
             key.stride(1),
             value.stride(0),
             value.stride(1),
-            8 if num_tokens <= 1024 else 32,
+            8 if num_tokens <= 1024 else 16,
             _native(device),
         )
         with _on(device):
@@ -311,7 +311,7 @@ def append_positions(
                 positions,
                 request_ids,
                 *numbers,
-                num_warps=4 if num_tokens <= 1024 else 1,
+                num_warps=4 if num_tokens <= 1024 else 2,
                 enable_fp_fusion=False,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)

@@ -67,3 +67,8 @@ def product(sizes: Iterable[int | None]) -> int | None:
             return None
         result *= size
     return result
+
+
+def padded_side(extent: int | None) -> int | None:
+    """The side of a tile that has an axis whole: a power of two. None where only the launch knows."""
+    return None if extent is None else 1 << (extent - 1).bit_length()

@@ -18,10 +18,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from kvgen.axes import padded_side
 from kvgen.layout import KernelHints, Layout, Record, Stream
 from kvgen.lower import SLOT_NUMBER, planes
 from kvgen.plan import Copy, Norm, Plan, View
 from kvgen.quant import MODES
+from kvgen.rows import Rows, whole_rows
 
 TARGET_VALUES = 1024  # values a program moves at the least, where tokens are many: 4 warps of 16-byte accesses
 MAX_VALUES = 8192  # values of one stream held by a program at the most
@@ -76,6 +78,7 @@ class Schedule:
     few: int = FEW_TOKENS
     some: int = SOME_TOKENS
     together: bool = False  # a barrier keeps all loads of a program before what waits for one of them
+    rows: tuple[Rows, ...] = ()  # of records, where they are not written field by field
     query_heads: int = 0  # of a program that works on the query,
     many_query_heads: int = 0  # and where there are many tokens
     query_tile: Tile | None = None
@@ -94,7 +97,11 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     streams = [layout.stream(name) for name in plan.streams]
     moved = not worked_on and not slot_minor
     encodes = worked_on and plan.kind == "append"
-    tokens = wish.tokens or _tokens(layout, slot_minor, encodes, widest, 2 * row if plan.staged else row, moved)
+    whole = whole_rows(layout, plan) if heads is None and all(map(_by_row, streams)) else ()
+    short = moved or bool(whole)
+    tokens = wish.tokens or _tokens(layout, slot_minor, encodes, widest, 2 * row if plan.staged else row, short)
+    if any(tokens * each.count == 1 or tokens * padded_side(each.total) > MAX_VALUES for each in whole):
+        whole = ()
     rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
     in_pairs = rows and plan.kind == "gather" and row == TARGET_VALUES and _aligned(layout, plan) == VECTOR
     tokens = 2 if in_pairs and not wish.tokens else tokens
@@ -105,8 +112,10 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on, plan)
     if moved:
         per_warp = 512 if tokens == 1 else 1024  # more accesses of a thread are under way at a time
-    if plan.kind == "append" and rows and tokens == 1:
-        per_warp = min(per_warp, 32 * _aligned(layout, plan))
+    if whole:
+        per_warp = 512
+    elif plan.kind == "append" and tokens == 1 and not (plan.staged or slot_minor):
+        per_warp = min(per_warp, LANES * _in_a_thread(layout, plan, rows))
     if any(map(worked_on_together, streams)):
         per_warp = 512 if plan.kind == "append" else 1024
     elif plan.kind == "append" and any(map(_by_channel, streams)):
@@ -133,7 +142,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
         warps = wish.few.num_warps or num_warps
         found = Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
-    found = replace(_holding(layout, plan, found), together=_together(layout, plan, tokens))
+    found = replace(_holding(layout, plan, found), together=_together(layout, plan, tokens), rows=whole)
     return found if plan.query is None else _with_query(layout, plan, wish, found)
 
 
@@ -208,6 +217,26 @@ def _aligned(layout: Layout, plan: Plan) -> int:
     return math.gcd(VECTOR, *(place.pitch for place in places if isinstance(place.content, Record)))
 
 
+def _in_a_thread(layout: Layout, plan: Plan, rows: bool) -> int:
+    """Values of a row that a thread takes of one token at the most: those of a group whose scale lies in the row, and
+    of bytes as many as one access has.
+    """
+    groups = [layout.stream(copy.stream).group for copy in plan.copies if _scale_in_row(copy)]
+    groups = [group for group in groups if group]
+    bytes_each = all(
+        MODES[stream.encoding.mode].bits >= 8 for stream in map(layout.stream, plan.streams) if stream.scale
+    )
+    aligned = [_aligned(layout, plan)] if rows or (groups and bytes_each) else []
+    return min([*groups, *aligned], default=TARGET_VALUES)
+
+
+def _scale_in_row(copy: Copy) -> bool:
+    """Whether the scales of a row lie in it, beside its codes."""
+    scale = copy.scale
+    within = scale is not None and scale.tensor == copy.destination.tensor
+    return within and all(step.digit.axis == "dim" for step in scale.steps if step.dim is None)
+
+
 def _by_channel(stream: Stream) -> bool:
     """Whether each value has a scale of its own, which takes as many registers again."""
     return stream.scale is not None and any(axis.name == "dim" and axis.step == 1 for axis in stream.scale.axes)
@@ -224,10 +253,10 @@ def _values_per_warp(slot_minor: bool, encoded: bool, plan: Plan) -> int:
     return 512 if encoded else 1024
 
 
-def _tokens(layout: Layout, slot_minor: bool, encodes: bool, widest: int, row: int, moved: bool) -> int:
-    """Tokens of one program where there are many; half as many where they are only ``moved``."""
+def _tokens(layout: Layout, slot_minor: bool, encodes: bool, widest: int, row: int, short: bool) -> int:
+    """Tokens of one program where there are many; half as many where they are only moved, or in rows: ``short``."""
     if not slot_minor:
-        return 1 if row >= TARGET_VALUES else min(8, (1 if moved else 2) * TARGET_VALUES // row)
+        return 1 if row >= TARGET_VALUES else min(8, (1 if short else 2) * TARGET_VALUES // row)
     tokens = max(1, min(SLOT_TILE // 2 if encodes else SLOT_TILE, MAX_VALUES // widest))
     while layout.block_size is not None and tokens > layout.block_size:
         tokens //= 2
@@ -360,7 +389,3 @@ def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool,
 def _head_extent(layout: Layout, plan: Plan) -> int | None:
     axes = (axis for copy in plan.copies for axis in layout.stream(copy.stream).axes)
     return next((axis.extent for axis in axes if axis.name == "head"), 1)
-
-
-def padded_side(extent: int | None) -> int | None:
-    return None if extent is None else 1 << (extent - 1).bit_length()

@@ -170,19 +170,6 @@ def test_slot_minor_values_are_moved_in_whole_vectors():
     assert back.loads == {"16": 2 * values, "8": 2}  # and numbers of blocks; of a part of a tile all is read
 
 
-def test_rows_are_stored_as_wide_as_they_are_aligned():
-    """Rows of 264 bytes: keys start at multiples of 8, values behind the keys' scale at multiples of 4."""
-    from kvgen.emit import kernels, render_layout
-    from kvgen.resolve import load
-
-    layout = replace(load(ROOT / "layouts" / "packed_fp8_token_head.yaml"), functions=("append",))
-    specs = [spec for spec in kernels(layout) if spec.label == "_append_kernel"]
-    _, report = compile_report.compile_all({layout.name: render_layout(layout)}, {layout.name: specs}, ["sm_90"])
-    values = 8 * 128 // 32 // specs[0].num_warps  # of each stream a thread has
-    scales = 2
-    assert report[layout.name]["_append_kernel"]["sm_90"].stores == {"8": values // 8, "4": values // 4 + scales}
-
-
 def test_equal_kernels_are_told_by_code_not_by_comments():
     plain, commented = (
         compile_report._sources(MODULE),

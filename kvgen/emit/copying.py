@@ -27,6 +27,7 @@ from kvgen.emit.scaling import Scaling
 from kvgen.emit.sections import CopyContext, FillContext, PartContext, PlaneContext
 from kvgen.lower import SLOT_NUMBER, planes
 from kvgen.plan import Copy, Fill, View
+from kvgen.rows import Part
 from kvgen.schedule import Tile, padded_side
 
 
@@ -101,8 +102,10 @@ class Copying(Scaling):
         if tile.held:
             context = self._in_runs(context, copy, tile)
             name = variables["dim"].name
-            for unused in set() if self._by_dim(copy) else {name, f"{name}_lane"} - before:
-                self.definitions.pop(unused, None)
+            unused = set() if self._by_dim(copy) else {name, f"{name}_lane"} - before
+            unused |= {f"{name}_group"} - before if self._in_rows(copy, "scale") else set()
+            for each in unused:
+                self.definitions.pop(each, None)
         return self._packed(context, copy, tile, variables) if cache.pack else context
 
     def _divided(self, copy: Copy, name: str) -> str:
@@ -152,6 +155,12 @@ class Copying(Scaling):
             together=f"tl.reshape(_by_rows({copy.stream}, {lanes_first}, {lanes_last}), {tuple_text(sides(tile))})",
         )
 
+    def _in_rows(self, copy: Copy, part: Part) -> bool:
+        """Whether a part of what is written of a stream is never written alone, but in whole rows."""
+        return not self.sched.by_count and any(
+            (f.stream, f.part) == (copy.stream, part) for rows in self.sched.rows for f in rows.fields
+        )
+
     def _by_dim(self, copy: Copy) -> bool:
         """Whether single dims are counted where rows are read in runs."""
         return False
@@ -169,7 +178,8 @@ class Copying(Scaling):
         per, extent = places[0].pack.size, layout.stream(copy.stream).axes[-1].extent
         side = math.prod(s for name, s in zip(tile.order, tile.sides, strict=True) if name in ("group", "dim")) // per
         name = layout.prefix + index_name(layout, copy.stream, "dim") + ("_byte" if view.itemsize == 1 else "_word")
-        self.definitions[name] = f"tl.arange(0, {side})" + (".to(tl.int64)" if "dim" in self.wide else "")
+        if not self._in_rows(copy, "values"):
+            self.definitions[name] = f"tl.arange(0, {side})" + (".to(tl.int64)" if "dim" in self.wide else "")
         bounds = (
             [f"(head < {bound}){subscript(tile.order.index('head'), rank)}"]
             if (bound := self.bounds.get((copy.stream, "head")))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvgen.axes import padded_side
 from kvgen.emit.args import Arg, data_args, placement_args, position_args, rotated
 from kvgen.emit.copying import Copying
 from kvgen.emit.encoding import casts, encodes_natively
+from kvgen.emit.index import Variable, subscript
 from kvgen.emit.names import block_size_name
 from kvgen.emit.query import QueryContext, build_query, in_table
+from kvgen.emit.rows import RowsContext, build_rows, in_words
 from kvgen.emit.sections import CopyContext, FillContext, PositionContext
 from kvgen.emit.stages import AXES
 from kvgen.layout import Layout
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Plan
+from kvgen.rows import Rows
 from kvgen.schedule import Schedule, schedule
 
 
@@ -30,6 +34,7 @@ class Kernel:
     definitions: tuple[tuple[str, str], ...]
     copies: tuple[CopyContext, ...]
     fills: tuple[FillContext, ...]
+    rows: tuple[RowsContext, ...]
     block_size: str
     remap: str
     stride_unit: int  # elements that strides are counted in, if the layout's own strides are multiples of it
@@ -74,6 +79,8 @@ class Builder(Copying):
             self.constants["TOKENS"] = str(self.sched.tokens)
         copies = tuple(self._copy(copy, tile) for copy, tile in zip(plan.copies, self.sched.tiles, strict=True))
         copies = tuple(c.again() if again else c for c, again in zip(copies, self._again(), strict=True))
+        rows = tuple(map(self._rows_whole, self.sched.rows))
+        copies = tuple(in_words(c, self.sched.rows, self.tiled, self.sched.by_count) for c in copies)
         fills = tuple(self._fill(item) for item in plan.fills)
         runs = any(tile.runs for tile in self.sched.tiles)
         if layout.block_size is not None and (runs or self.axes & {"block", "slot"}):
@@ -95,6 +102,7 @@ class Builder(Copying):
             definitions=tuple(self.definitions.items()),
             copies=copies,
             fills=fills,
+            rows=rows,
             block_size=block_size_name(layout),
             remap=layout.slots.remap or "",
             stride_unit=self.stride_unit,
@@ -109,6 +117,17 @@ class Builder(Copying):
             query=query,
             uses=uses,
         )
+
+    def _rows_whole(self, rows: Rows) -> RowsContext:
+        """The section that stores rows whole: its tiles have the words of a token along their last axis."""
+        rank, token = (2, 0) if self.tiled else (1, None)
+        variables = {name: Variable(name, token) for name in ("block", "slot", SLOT_NUMBER)}
+        variables |= {"layer": Variable("layer"), "head": Variable("row_head")}
+        cache = self._side(rows.view, rows.fields[0].stream, variables, rank, "tl.uint32")
+        kept = self._kept(subscript(token, rank))
+        bounds = [f"(word < {rows.total})"] if padded_side(rows.total) > rows.total else []
+        _, masks = self._masks("", kept, kept, bounds, named=False)
+        return build_rows(rows, self.tiled, self.sched.by_count, cache, masks)
 
     def _positions(self) -> tuple[PositionContext, ...]:
         """The positions of a token, one or three."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from kvgen.axes import Digit
 from kvgen.plan import View
+from kvgen.rows import WORD
 from kvgen.schedule import Tile
 
 
@@ -44,8 +45,8 @@ class Packing:
 
 
 def packings() -> tuple[Packing, ...]:
-    """How codes of every width share bytes: as many as fill whole ones."""
-    return tuple(_packing(bits, math.lcm(bits, 8) // 8) for bits in range(1, 5))
+    """How codes of every width share bytes: as many as fill whole ones; and how whole bytes make words of four."""
+    return (*(_packing(bits, math.lcm(bits, 8) // 8) for bits in range(1, 5)), _packing(8, WORD), _packing(16, WORD))
 
 
 def _packing(bits: int, itemsize: int) -> Packing:

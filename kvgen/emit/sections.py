@@ -23,6 +23,8 @@ class Side:
     ``piece_type`` that make up ``bits_type``. ``run`` is the pointer where the tokens are a run of slots in one block.
     ``made``: what is written was computed, not moved. Before it is cut in pieces it goes through an operation on
     integers then that no compiler leaves out: ptxas 12.8 stores the lowest piece of a float as its value.
+    ``field``: nothing is stored, but left as words of that name: ``word_pack`` puts them together of what
+    ``word_bits`` makes integers, in ``word_shape``. ``alone`` is the side where a program has a single token.
     """
 
     elements: str
@@ -38,10 +40,23 @@ class Side:
     runs: bool = False
     run: str = ""
     whole: str = "whole"  # the variable that says whether they are
+    field: str = ""
+    word_bits: str = ""
+    word_pack: str = ""
+    word_shape: str = ""
+    alone: Side | None = None
+
+    @property
+    def as_words(self) -> bool:
+        return bool(self.field)
 
     @property
     def in_rows(self) -> bool:
         return bool(self.rows)
+
+    @property
+    def by_count(self) -> bool:
+        return self.alone is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from kvgen.layout import Layout, leaves_of
 RUN = 48
 """Most slots of a page in a run: a page may be a whole request."""
 
-PREFILL = 200
+PREFILL = 260
 """Tokens of a prefill: so many that schedules which take larger tiles for more tokens do."""
 
 BEHIND = 128

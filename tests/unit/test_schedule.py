@@ -83,8 +83,13 @@ def test_warps_of_one_token_that_is_worked_on() -> None:
 
 
 def test_a_thread_has_what_one_access_takes() -> None:
-    """Rows of 264 bytes are reached by 8 bytes at a time, those of 128 by 16."""
-    assert [chosen(name).num_warps for name in ("packed_fp8_token_head", "nhd_fp8_token_head")] == [4, 2]
+    """Rows of 264 bytes are written whole, those of heads alone by 8 bytes at a time, rows of 128 by 16."""
+    layout = load(ROOT / "layouts" / "packed_fp8_token_head.yaml")
+    hints = dataclasses.replace(layout.schedule, append=KernelHints(tokens=1, heads=4))
+    found = schedule(dataclasses.replace(layout, schedule=hints), lower(layout)[0])
+    assert (found.num_warps, found.rows) == (2, ())  # of half as many values
+    for name in ("packed_fp8_token_head", "nhd_fp8_token_head"):
+        assert (chosen(name).num_warps, chosen(name).few_warps) == (2, 4)
 
 
 def test_loads_are_kept_together_where_ptxas_would_part_them() -> None:
