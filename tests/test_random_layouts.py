@@ -97,3 +97,21 @@ def check_layout(text: str, turn: int) -> None:
     known = {case.name for case in harness.cases(layout)}
     report = harness.run(layout, module, only=[name for name in only if name in known])
     assert report.ok, f"{report}\n{text}"
+
+
+@pytest.mark.parametrize("again", ["block slot head dim", "block head dim slot"], ids=["alike", "turned"])
+def test_keys_in_two_buffers(again: str) -> None:
+    """In one order what is there is written twice; in two it is read for each, and nothing is kept together then."""
+    text = f"""
+name: keys_twice
+axes: {{head: 2, dim: 32}}
+block_size: 16
+streams:
+  key: {{quant: {{mode: fp8_e4m3, scale: {{per: [], source: static}}}}}}
+  value: key
+buffers:
+  key_cache: {{holds: key, order: block slot head dim}}
+  key_again: {{holds: key, order: {again}}}
+  value_cache: {{holds: value, order: block head dim slot}}
+"""
+    check_layout(text, 0)

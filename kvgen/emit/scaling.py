@@ -51,14 +51,19 @@ class Scaling(Staging):
         return self.plan.kind == "append" and not self.layout.slots.selective
 
     @property
+    def _together(self) -> bool:
+        """Whether loads are kept together: as scheduled, where all come first."""
+        return self.sched.together and self._loads_first()
+
+    @property
     def _masked(self) -> bool:
         """Whether nothing is written for a skipped token by masks; else its program, which has no other, has ended."""
-        return self.tiled or (self._ahead and not self.sched.together)
+        return self.tiled or (self._ahead and not self._together)
 
     @property
     def _slot_last(self) -> bool:
         """Whether slots and positions are looked at behind the loads of rows: compilers keep to that where they can."""
-        return self.sched.together or (self._ahead and bool(self.plan.staged) and self._loads_first())
+        return self._together or (self._ahead and bool(self.plan.staged) and self._loads_first())
 
     def _kept(self, token: str) -> list[str]:
         """The condition on what lies at a token's slot; none where skipped tokens have left before."""
