@@ -33,7 +33,7 @@ HOSTING = 0.04
 """Seconds that all these measurements take, the device's work included, where that is more than one call each."""
 
 WARMING = 4
-"""Of so many calls one more is made before those that count: the first after a pause take longer."""
+"""Of so many calls one more is made before those that count, and one of fewer: the first after a pause take longer."""
 
 COPY_BYTES = 1 << 32
 
@@ -95,7 +95,7 @@ class CudaClock:
         count = max(1, min(HOST_CALLS, int(HOSTING * 1e6 / HOST_ROUNDS / max(whole, 1.0))))
         chosen = [calls[i % len(calls)] for i in range(count)]
         slots, collecting = self.slots, gc.isenabled()
-        adds = [lambda: slots.add_(0)] * HOST_CALLS
+        adds = [lambda: slots.add_(0)] * count
         gc.disable()  # as timeit does
         try:
             rounds = [(self._host_round(chosen), self._host_round(adds)) for _ in range(HOST_ROUNDS)]
@@ -107,7 +107,7 @@ class CudaClock:
 
     def _host_round(self, calls: Sequence[Call]) -> float:
         """Microseconds of a call until it returns."""
-        for call in calls[: len(calls) // WARMING]:
+        for call in calls[: -(-len(calls) // WARMING)]:
             call()
         begin = time.perf_counter()
         for call in calls:
