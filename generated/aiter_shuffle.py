@@ -115,7 +115,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -136,7 +136,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_kernel[grid](
-                key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 2
+                key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 4
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -170,7 +170,7 @@ def append_key(key, key_cache, slot_mapping):
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -185,7 +185,7 @@ def append_key(key, key_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
-                key, key_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 2
+                key, key_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 4
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
@@ -219,7 +219,7 @@ def append_value(value, value_cache, slot_mapping):
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -234,7 +234,7 @@ def append_value(value, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 2
+                value, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 4
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
@@ -284,7 +284,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -316,7 +316,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 positions,
                 request_ids,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 8,
+                num_warps=1 if num_tokens <= 64 else 4,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -368,7 +368,7 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -470,7 +470,7 @@ def gather_paged(
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -863,20 +863,10 @@ def _append_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
-    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
-    first = tl.min(slot_number, axis=0)
-    first_slot = first % BLOCK_SIZE
-    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
-    whole = whole & (first_slot % TOKENS == 0)
-    first_block = first // BLOCK_SIZE
-    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -893,18 +883,43 @@ def _append_kernel(
         mask=in_range[None, :],
         other=0,
     )
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # key to key_cache
-    tl.store(
-        key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
-        + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
-        + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
-        + (dim % 8)[:, None],
-        key,
-        mask=valid[None, :],
-    )
+    if whole:
+        tl.store(
+            key_cache_ptr
+            + first_block * key_cache_stride_block * STRIDE_UNIT
+            + head * key_cache_stride_head * STRIDE_UNIT
+            + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+            + run_slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
+            + (dim % 8)[:, None],
+            key,
+        )
+    else:
+        tl.store(
+            key_cache_ptr
+            + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+            + head * key_cache_stride_head * STRIDE_UNIT
+            + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+            + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
+            + (dim % 8)[:, None],
+            key,
+            mask=valid[None, :],
+        )
 
     # value to value_cache
     if whole:
@@ -918,16 +933,27 @@ def _append_kernel(
             value,
         )
     else:
-        tl.store(
-            value_cache_ptr
-            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + (slot // 8)[None, :] * value_cache_stride_slot_div8 * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
-            + (slot % 8)[None, :],
-            value,
-            mask=valid[None, :],
-        )
+        # Some dims at a time, which are loaded again: the addresses of all at once would take most registers.
+        for first_dim in range(0, HEAD_DIM, 16):
+            band_dim = first_dim + tl.arange(0, 16).to(tl.int64)
+            band = tl.load(
+                value_ptr
+                + token[None, :] * value_stride_token * STRIDE_UNIT
+                + head * value_stride_head * STRIDE_UNIT
+                + band_dim[:, None],
+                mask=in_range[None, :],
+                other=0,
+            )
+            tl.store(
+                value_cache_ptr
+                + block[None, :] * value_cache_stride_block * STRIDE_UNIT
+                + head * value_cache_stride_head * STRIDE_UNIT
+                + (slot // 8)[None, :] * value_cache_stride_slot_div8 * STRIDE_UNIT
+                + band_dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+                + (slot % 8)[None, :],
+                band,
+                mask=valid[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -950,13 +976,10 @@ def _append_key_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -965,18 +988,43 @@ def _append_key_kernel(
         mask=in_range[None, :],
         other=0,
     )
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # key to key_cache
-    tl.store(
-        key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
-        + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
-        + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
-        + (dim % 8)[:, None],
-        key,
-        mask=valid[None, :],
-    )
+    if whole:
+        tl.store(
+            key_cache_ptr
+            + first_block * key_cache_stride_block * STRIDE_UNIT
+            + head * key_cache_stride_head * STRIDE_UNIT
+            + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+            + run_slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
+            + (dim % 8)[:, None],
+            key,
+        )
+    else:
+        tl.store(
+            key_cache_ptr
+            + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+            + head * key_cache_stride_head * STRIDE_UNIT
+            + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+            + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
+            + (dim % 8)[:, None],
+            key,
+            mask=valid[None, :],
+        )
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -999,20 +1047,10 @@ def _append_value_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
-    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
-    first = tl.min(slot_number, axis=0)
-    first_slot = first % BLOCK_SIZE
-    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
-    whole = whole & (first_slot % TOKENS == 0)
-    first_block = first // BLOCK_SIZE
-    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1024,6 +1062,20 @@ def _append_value_kernel(
         mask=in_range[None, :],
         other=0,
     )
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # value to value_cache
     if whole:
@@ -1037,16 +1089,27 @@ def _append_value_kernel(
             value,
         )
     else:
-        tl.store(
-            value_cache_ptr
-            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + (slot // 8)[None, :] * value_cache_stride_slot_div8 * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
-            + (slot % 8)[None, :],
-            value,
-            mask=valid[None, :],
-        )
+        # Some dims at a time, which are loaded again: the addresses of all at once would take most registers.
+        for first_dim in range(0, HEAD_DIM, 16):
+            band_dim = first_dim + tl.arange(0, 16).to(tl.int64)
+            band = tl.load(
+                value_ptr
+                + token[None, :] * value_stride_token * STRIDE_UNIT
+                + head * value_stride_head * STRIDE_UNIT
+                + band_dim[:, None],
+                mask=in_range[None, :],
+                other=0,
+            )
+            tl.store(
+                value_cache_ptr
+                + block[None, :] * value_cache_stride_block * STRIDE_UNIT
+                + head * value_cache_stride_head * STRIDE_UNIT
+                + (slot // 8)[None, :] * value_cache_stride_slot_div8 * STRIDE_UNIT
+                + band_dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+                + (slot % 8)[None, :],
+                band,
+                mask=valid[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_rows", "num_slots", "num_tokens"])
@@ -1082,26 +1145,14 @@ def _append_positions_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     if request_ids_ptr is None:
         request = token
     else:
         request = tl.load(request_ids_ptr + token, mask=in_range, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
-    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
-    first = tl.min(slot_number, axis=0)
-    first_slot = first % BLOCK_SIZE
-    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
-    whole = whole & (first_slot % TOKENS == 0)
-    first_block = first // BLOCK_SIZE
-    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1118,18 +1169,45 @@ def _append_positions_kernel(
         mask=in_range[None, :],
         other=0,
     )
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    known = (request >= 0) & (request < num_rows)
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # key to key_cache
-    tl.store(
-        key_cache_ptr
-        + block[None, :] * key_cache_stride_block * STRIDE_UNIT
-        + head * key_cache_stride_head * STRIDE_UNIT
-        + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
-        + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
-        + (dim % 8)[:, None],
-        key,
-        mask=valid[None, :],
-    )
+    if whole:
+        tl.store(
+            key_cache_ptr
+            + first_block * key_cache_stride_block * STRIDE_UNIT
+            + head * key_cache_stride_head * STRIDE_UNIT
+            + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+            + run_slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
+            + (dim % 8)[:, None],
+            key,
+        )
+    else:
+        tl.store(
+            key_cache_ptr
+            + block[None, :] * key_cache_stride_block * STRIDE_UNIT
+            + head * key_cache_stride_head * STRIDE_UNIT
+            + (dim // 8)[:, None] * key_cache_stride_dim_div8 * STRIDE_UNIT
+            + slot[None, :] * key_cache_stride_slot * STRIDE_UNIT
+            + (dim % 8)[:, None],
+            key,
+            mask=valid[None, :],
+        )
 
     # value to value_cache
     if whole:
@@ -1143,16 +1221,27 @@ def _append_positions_kernel(
             value,
         )
     else:
-        tl.store(
-            value_cache_ptr
-            + block[None, :] * value_cache_stride_block * STRIDE_UNIT
-            + head * value_cache_stride_head * STRIDE_UNIT
-            + (slot // 8)[None, :] * value_cache_stride_slot_div8 * STRIDE_UNIT
-            + dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
-            + (slot % 8)[None, :],
-            value,
-            mask=valid[None, :],
-        )
+        # Some dims at a time, which are loaded again: the addresses of all at once would take most registers.
+        for first_dim in range(0, HEAD_DIM, 16):
+            band_dim = first_dim + tl.arange(0, 16).to(tl.int64)
+            band = tl.load(
+                value_ptr
+                + token[None, :] * value_stride_token * STRIDE_UNIT
+                + head * value_stride_head * STRIDE_UNIT
+                + band_dim[:, None],
+                mask=in_range[None, :],
+                other=0,
+            )
+            tl.store(
+                value_cache_ptr
+                + block[None, :] * value_cache_stride_block * STRIDE_UNIT
+                + head * value_cache_stride_head * STRIDE_UNIT
+                + (slot // 8)[None, :] * value_cache_stride_slot_div8 * STRIDE_UNIT
+                + band_dim[:, None] * value_cache_stride_dim * STRIDE_UNIT
+                + (slot % 8)[None, :],
+                band,
+                mask=valid[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -1184,7 +1273,7 @@ def _gather_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
@@ -1200,7 +1289,7 @@ def _gather_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim_vector = tl.arange(0, 16).to(tl.int64)[:, None] * 8 + tl.arange(0, 8)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1292,9 +1381,9 @@ def _gather_paged_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64 if TOKENS == 1 else 8)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1314,7 +1403,7 @@ def _gather_paged_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim_vector = tl.arange(0, 16).to(tl.int64)[:, None] * 8 + tl.arange(0, 8)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 

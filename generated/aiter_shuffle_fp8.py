@@ -171,10 +171,10 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
     _check_separate(
         "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
     )
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -207,7 +207,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
@@ -239,10 +239,10 @@ def append_key(key, key_cache, key_scales, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_separate("key_cache", key_cache, "key_scales", key_scales)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -264,7 +264,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
                 key_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
@@ -296,10 +296,10 @@ def append_value(value, value_cache, value_scales, slot_mapping):
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_separate("value_cache", value_cache, "value_scales", value_scales)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -321,7 +321,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
                 value_scales,
                 slot_mapping,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
@@ -374,10 +374,10 @@ def append_positions(
     _check_separate(
         "key_cache", key_cache, "value_cache", value_cache, "key_scales", key_scales, "value_scales", value_scales
     )
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -485,7 +485,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -620,7 +620,7 @@ def gather_paged(
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -739,7 +739,7 @@ def gather_codes(key_cache, value_cache, key_scales, value_scales, slots, *, out
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -888,7 +888,7 @@ def gather_codes_paged(
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -1438,7 +1438,7 @@ def _append_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
@@ -1451,7 +1451,7 @@ def _append_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1478,16 +1478,27 @@ def _append_kernel(
     )
     key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
-    tl.store(
-        key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        key,
-        mask=valid[None, :],
-    )
+    if whole:
+        tl.store(
+            key_cache_ptr
+            + first_block * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + run_slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+        )
+    else:
+        tl.store(
+            key_cache_ptr
+            + block[None, :] * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+            mask=valid[None, :],
+        )
 
     # value to value_cache, fp8_e4m3 with a scale per token and head
     value = _widened(value, NATIVE)
@@ -1512,16 +1523,27 @@ def _append_kernel(
             value,
         )
     else:
-        tl.store(
-            value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + (slot // 16)[None, :] * value_cache_stride_slot_div16
-            + dim[:, None] * value_cache_stride_dim
-            + (slot % 16)[None, :],
-            value,
-            mask=valid[None, :],
-        )
+        # Some dims at a time, which are loaded again: the addresses of all at once would take most registers.
+        for first_dim in range(0, HEAD_DIM, 16):
+            band_dim = first_dim + tl.arange(0, 16).to(tl.int64)
+            band = tl.load(
+                value_ptr + token[None, :] * value_stride_token + head * value_stride_head + band_dim[:, None],
+                mask=in_range[None, :],
+                other=0,
+            )
+            band = band.to(tl.float32)
+            band = band * _reciprocal(scale, NATIVE)
+            band = _fp8_e4m3_codes(band, NATIVE)
+            tl.store(
+                value_cache_ptr
+                + block[None, :] * value_cache_stride_block
+                + head * value_cache_stride_head
+                + (slot // 16)[None, :] * value_cache_stride_slot_div16
+                + band_dim[:, None] * value_cache_stride_dim
+                + (slot % 16)[None, :],
+                band,
+                mask=valid[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -1547,13 +1569,20 @@ def _append_key_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.program_id(1).to(tl.int64)
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1575,16 +1604,27 @@ def _append_key_kernel(
     )
     key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
-    tl.store(
-        key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        key,
-        mask=valid[None, :],
-    )
+    if whole:
+        tl.store(
+            key_cache_ptr
+            + first_block * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + run_slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+        )
+    else:
+        tl.store(
+            key_cache_ptr
+            + block[None, :] * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+            mask=valid[None, :],
+        )
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -1610,7 +1650,7 @@ def _append_value_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
@@ -1623,7 +1663,7 @@ def _append_value_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1656,16 +1696,27 @@ def _append_value_kernel(
             value,
         )
     else:
-        tl.store(
-            value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + (slot // 16)[None, :] * value_cache_stride_slot_div16
-            + dim[:, None] * value_cache_stride_dim
-            + (slot % 16)[None, :],
-            value,
-            mask=valid[None, :],
-        )
+        # Some dims at a time, which are loaded again: the addresses of all at once would take most registers.
+        for first_dim in range(0, HEAD_DIM, 16):
+            band_dim = first_dim + tl.arange(0, 16).to(tl.int64)
+            band = tl.load(
+                value_ptr + token[None, :] * value_stride_token + head * value_stride_head + band_dim[:, None],
+                mask=in_range[None, :],
+                other=0,
+            )
+            band = band.to(tl.float32)
+            band = band * _reciprocal(scale, NATIVE)
+            band = _fp8_e4m3_codes(band, NATIVE)
+            tl.store(
+                value_cache_ptr
+                + block[None, :] * value_cache_stride_block
+                + head * value_cache_stride_head
+                + (slot // 16)[None, :] * value_cache_stride_slot_div16
+                + band_dim[:, None] * value_cache_stride_dim
+                + (slot % 16)[None, :],
+                band,
+                mask=valid[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_rows", "num_slots", "num_tokens"])
@@ -1707,7 +1758,7 @@ def _append_positions_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     if request_ids_ptr is None:
         request = token
@@ -1726,7 +1777,7 @@ def _append_positions_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1753,16 +1804,27 @@ def _append_positions_kernel(
     )
     key = key * _reciprocal(scale, NATIVE)
     key = _fp8_e4m3_codes(key, NATIVE)
-    tl.store(
-        key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        key,
-        mask=valid[None, :],
-    )
+    if whole:
+        tl.store(
+            key_cache_ptr
+            + first_block * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + run_slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+        )
+    else:
+        tl.store(
+            key_cache_ptr
+            + block[None, :] * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+            mask=valid[None, :],
+        )
 
     # value to value_cache, fp8_e4m3 with a scale per token and head
     value = _widened(value, NATIVE)
@@ -1787,16 +1849,27 @@ def _append_positions_kernel(
             value,
         )
     else:
-        tl.store(
-            value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + (slot // 16)[None, :] * value_cache_stride_slot_div16
-            + dim[:, None] * value_cache_stride_dim
-            + (slot % 16)[None, :],
-            value,
-            mask=valid[None, :],
-        )
+        # Some dims at a time, which are loaded again: the addresses of all at once would take most registers.
+        for first_dim in range(0, HEAD_DIM, 16):
+            band_dim = first_dim + tl.arange(0, 16).to(tl.int64)
+            band = tl.load(
+                value_ptr + token[None, :] * value_stride_token + head * value_stride_head + band_dim[:, None],
+                mask=in_range[None, :],
+                other=0,
+            )
+            band = band.to(tl.float32)
+            band = band * _reciprocal(scale, NATIVE)
+            band = _fp8_e4m3_codes(band, NATIVE)
+            tl.store(
+                value_cache_ptr
+                + block[None, :] * value_cache_stride_block
+                + head * value_cache_stride_head
+                + (slot // 16)[None, :] * value_cache_stride_slot_div16
+                + band_dim[:, None] * value_cache_stride_dim
+                + (slot % 16)[None, :],
+                band,
+                mask=valid[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -1834,7 +1907,7 @@ def _gather_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
@@ -1850,7 +1923,7 @@ def _gather_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1963,9 +2036,9 @@ def _gather_paged_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64 if TOKENS == 1 else 8)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1985,7 +2058,7 @@ def _gather_paged_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -2098,7 +2171,7 @@ def _gather_codes_kernel(
     VALUE_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
@@ -2114,7 +2187,7 @@ def _gather_codes_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     key_dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     value_dim = tl.arange(0, VALUE_DIM).to(tl.int64)
 
@@ -2247,9 +2320,9 @@ def _gather_codes_paged_kernel(
     VALUE_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64 if TOKENS == 1 else 8)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -2269,7 +2342,7 @@ def _gather_codes_paged_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     key_dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     value_dim = tl.arange(0, VALUE_DIM).to(tl.int64)
 

@@ -677,7 +677,7 @@ def gather_codes(kv_pool, scale_pool, slots, *, layer, out=None, zero_skipped=Fa
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -818,7 +818,7 @@ def gather_codes_paged(
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -1952,7 +1952,7 @@ def _gather_codes_kernel(
     VALUE_SCALE_DIM: tl.constexpr = 8
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
@@ -1969,7 +1969,7 @@ def _gather_codes_kernel(
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     layer = layer.to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     key_dim = tl.arange(0, KEY_DIM)
     key_scale_dim = tl.arange(0, KEY_SCALE_DIM)
     value_dim = tl.arange(0, VALUE_DIM)
@@ -2111,9 +2111,9 @@ def _gather_codes_paged_kernel(
     VALUE_SCALE_DIM: tl.constexpr = 8
     BLOCK_SIZE: tl.constexpr = 32
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64 if TOKENS == 1 else 8)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -2134,7 +2134,7 @@ def _gather_codes_paged_kernel(
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     layer = layer.to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     key_dim = tl.arange(0, KEY_DIM)
     key_scale_dim = tl.arange(0, KEY_SCALE_DIM)
     value_dim = tl.arange(0, VALUE_DIM)

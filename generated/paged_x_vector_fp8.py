@@ -147,10 +147,10 @@ def append(key, value, key_cache, value_cache, slot_mapping, key_scale, value_sc
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_separate("key_cache", key_cache, "value_cache", value_cache)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -178,7 +178,7 @@ def append(key, value, key_cache, value_cache, slot_mapping, key_scale, value_sc
                 value_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
@@ -210,10 +210,10 @@ def append_key(key, key_cache, slot_mapping, key_scale):
     _check_scale("key_scale", key_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -233,7 +233,7 @@ def append_key(key, key_cache, slot_mapping, key_scale):
                 key_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
@@ -265,10 +265,10 @@ def append_value(value, value_cache, slot_mapping, value_scale):
     _check_scale("value_scale", value_scale, (1,), torch.float32, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -287,7 +287,7 @@ def append_value(value, value_cache, slot_mapping, value_scale):
                 value_scale,
                 slot_mapping,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 2,
+                num_warps=1 if num_tokens <= 64 else 4,
                 enable_fp_fusion=False,
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
@@ -340,10 +340,10 @@ def append_positions(
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), DTYPES, device)
     _check_separate("key_cache", key_cache, "value_cache", value_cache)
-    tokens = 1 if num_tokens <= 64 else 8
+    tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -448,7 +448,7 @@ def gather(key_cache, value_cache, slots, key_scale, value_scale, *, dtype=None,
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -580,7 +580,7 @@ def gather_paged(
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -674,7 +674,7 @@ def gather_codes(key_cache, value_cache, slots, *, out=None, zero_skipped=False)
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -785,7 +785,7 @@ def gather_codes_paged(
     tokens = 1 if num_tokens <= 64 else 16
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, tokens), 8)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -1245,10 +1245,10 @@ def _append_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1266,7 +1266,7 @@ def _append_kernel(
     value_scale = tl.load(value_scale_ptr)
     if TOKENS > 1:
         tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
-        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
             return
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
@@ -1282,23 +1282,34 @@ def _append_kernel(
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
     scale = _to_float32(key_scale)
-    key = _over(key, scale, key_ptr.dtype.element_ty)
+    key = _over_one(key, scale, key_ptr.dtype.element_ty)
     key = _fp8_e4m3_codes(key, NATIVE)
-    tl.store(
-        key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        key,
-        mask=valid[None, :],
-    )
+    if whole:
+        tl.store(
+            key_cache_ptr
+            + first_block * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + run_slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+        )
+    else:
+        tl.store(
+            key_cache_ptr
+            + block[None, :] * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+            mask=valid[None, :],
+        )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
     scale = _to_float32(value_scale)
-    value = _over(value, scale, value_ptr.dtype.element_ty)
+    value = _over_one(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     if whole:
         tl.store(
@@ -1310,15 +1321,26 @@ def _append_kernel(
             value,
         )
     else:
-        tl.store(
-            value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
-            + slot[None, :],
-            value,
-            mask=valid[None, :],
-        )
+        # Some dims at a time, which are loaded again: the addresses of all at once would take most registers.
+        for first_dim in range(0, HEAD_DIM, 16):
+            band_dim = first_dim + tl.arange(0, 16).to(tl.int64)
+            band = tl.load(
+                value_ptr + token[None, :] * value_stride_token + head * value_stride_head + band_dim[:, None],
+                mask=in_range[None, :],
+                other=0,
+            )
+            band = band.to(tl.float32)
+            band = _over_one(band, scale, value_ptr.dtype.element_ty)
+            band = _fp8_e4m3_codes(band, NATIVE)
+            tl.store(
+                value_cache_ptr
+                + block[None, :] * value_cache_stride_block
+                + head * value_cache_stride_head
+                + band_dim[:, None] * value_cache_stride_dim
+                + slot[None, :],
+                band,
+                mask=valid[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -1342,10 +1364,10 @@ def _append_key_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1357,27 +1379,45 @@ def _append_key_kernel(
     key_scale = tl.load(key_scale_ptr)
     if TOKENS > 1:
         tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
-        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
             return
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
     scale = _to_float32(key_scale)
-    key = _over(key, scale, key_ptr.dtype.element_ty)
+    key = _over_one(key, scale, key_ptr.dtype.element_ty)
     key = _fp8_e4m3_codes(key, NATIVE)
-    tl.store(
-        key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        key,
-        mask=valid[None, :],
-    )
+    if whole:
+        tl.store(
+            key_cache_ptr
+            + first_block * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + run_slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+        )
+    else:
+        tl.store(
+            key_cache_ptr
+            + block[None, :] * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+            mask=valid[None, :],
+        )
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -1400,10 +1440,10 @@ def _append_value_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1415,7 +1455,7 @@ def _append_value_kernel(
     value_scale = tl.load(value_scale_ptr)
     if TOKENS > 1:
         tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
-        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
             return
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
@@ -1431,7 +1471,7 @@ def _append_value_kernel(
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
     scale = _to_float32(value_scale)
-    value = _over(value, scale, value_ptr.dtype.element_ty)
+    value = _over_one(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     if whole:
         tl.store(
@@ -1443,15 +1483,26 @@ def _append_value_kernel(
             value,
         )
     else:
-        tl.store(
-            value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
-            + slot[None, :],
-            value,
-            mask=valid[None, :],
-        )
+        # Some dims at a time, which are loaded again: the addresses of all at once would take most registers.
+        for first_dim in range(0, HEAD_DIM, 16):
+            band_dim = first_dim + tl.arange(0, 16).to(tl.int64)
+            band = tl.load(
+                value_ptr + token[None, :] * value_stride_token + head * value_stride_head + band_dim[:, None],
+                mask=in_range[None, :],
+                other=0,
+            )
+            band = band.to(tl.float32)
+            band = _over_one(band, scale, value_ptr.dtype.element_ty)
+            band = _fp8_e4m3_codes(band, NATIVE)
+            tl.store(
+                value_cache_ptr
+                + block[None, :] * value_cache_stride_block
+                + head * value_cache_stride_head
+                + band_dim[:, None] * value_cache_stride_dim
+                + slot[None, :],
+                band,
+                mask=valid[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_rows", "num_slots", "num_tokens"])
@@ -1488,14 +1539,14 @@ def _append_positions_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     if request_ids_ptr is None:
         request = token
     else:
         request = tl.load(request_ids_ptr + token, mask=in_range, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
@@ -1513,7 +1564,7 @@ def _append_positions_kernel(
     value_scale = tl.load(value_scale_ptr)
     if TOKENS > 1:
         tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
-        if tl.program_id(0) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
             return
     known = (request >= 0) & (request < num_rows)
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
@@ -1531,23 +1582,34 @@ def _append_positions_kernel(
     # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
     scale = _to_float32(key_scale)
-    key = _over(key, scale, key_ptr.dtype.element_ty)
+    key = _over_one(key, scale, key_ptr.dtype.element_ty)
     key = _fp8_e4m3_codes(key, NATIVE)
-    tl.store(
-        key_cache_ptr
-        + block[None, :] * key_cache_stride_block
-        + head * key_cache_stride_head
-        + (dim // 16)[:, None] * key_cache_stride_dim_div16
-        + slot[None, :] * key_cache_stride_slot
-        + (dim % 16)[:, None],
-        key,
-        mask=valid[None, :],
-    )
+    if whole:
+        tl.store(
+            key_cache_ptr
+            + first_block * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + run_slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+        )
+    else:
+        tl.store(
+            key_cache_ptr
+            + block[None, :] * key_cache_stride_block
+            + head * key_cache_stride_head
+            + (dim // 16)[:, None] * key_cache_stride_dim_div16
+            + slot[None, :] * key_cache_stride_slot
+            + (dim % 16)[:, None],
+            key,
+            mask=valid[None, :],
+        )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
     value = value.to(tl.float32)
     scale = _to_float32(value_scale)
-    value = _over(value, scale, value_ptr.dtype.element_ty)
+    value = _over_one(value, scale, value_ptr.dtype.element_ty)
     value = _fp8_e4m3_codes(value, NATIVE)
     if whole:
         tl.store(
@@ -1559,15 +1621,26 @@ def _append_positions_kernel(
             value,
         )
     else:
-        tl.store(
-            value_cache_ptr
-            + block[None, :] * value_cache_stride_block
-            + head * value_cache_stride_head
-            + dim[:, None] * value_cache_stride_dim
-            + slot[None, :],
-            value,
-            mask=valid[None, :],
-        )
+        # Some dims at a time, which are loaded again: the addresses of all at once would take most registers.
+        for first_dim in range(0, HEAD_DIM, 16):
+            band_dim = first_dim + tl.arange(0, 16).to(tl.int64)
+            band = tl.load(
+                value_ptr + token[None, :] * value_stride_token + head * value_stride_head + band_dim[:, None],
+                mask=in_range[None, :],
+                other=0,
+            )
+            band = band.to(tl.float32)
+            band = _over_one(band, scale, value_ptr.dtype.element_ty)
+            band = _fp8_e4m3_codes(band, NATIVE)
+            tl.store(
+                value_cache_ptr
+                + block[None, :] * value_cache_stride_block
+                + head * value_cache_stride_head
+                + band_dim[:, None] * value_cache_stride_dim
+                + slot[None, :],
+                band,
+                mask=valid[None, :],
+            )
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_tokens"])
@@ -1600,7 +1673,7 @@ def _gather_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
@@ -1616,7 +1689,7 @@ def _gather_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1711,9 +1784,9 @@ def _gather_paged_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64 if TOKENS == 1 else 8)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1733,7 +1806,7 @@ def _gather_paged_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1819,7 +1892,7 @@ def _gather_codes_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
@@ -1835,7 +1908,7 @@ def _gather_codes_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1917,9 +1990,9 @@ def _gather_codes_paged_kernel(
     HEAD_DIM: tl.constexpr = 128
     BLOCK_SIZE: tl.constexpr = 16
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64 if TOKENS == 1 else 8)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1939,7 +2012,7 @@ def _gather_codes_paged_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = tl.program_id(1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
     dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -2460,6 +2533,26 @@ def _near_quotient(x, scale):
 def _over(x, scale, source: tl.constexpr):
     """x / scale, and 0 where the scale is 0."""
     return tl.where(scale == 0.0, 0.0, _quotient(x, scale, source))
+
+
+@triton.jit
+def _over_one(x, scale, source: tl.constexpr):
+    """x / scale for codes below 2**20, of a scale that all values share: of one near 1, as they are, nothing is scaled."""
+    if _EXACT_FMA:
+        divisor = scale
+        if not ((scale > 8.673617379884035e-19) & (scale < 1099511627776.0)):  # 2**-60 and 2**40
+            power, divisor = _normal(scale)
+            x = tl.where(scale == 0.0, 0.0, x * power)
+        if source == tl.float32:
+            inverse = tl.div_rn(1.0, divisor)
+            x = tl.clamp(x, -4.611686018427388e18, 4.611686018427388e18, propagate_nan=tl.PropagateNan.ALL)  # 2**62
+            quotient = x * inverse
+            quotient = tl.fma(tl.fma(divisor, quotient, x * -1.0), inverse * -1.0, quotient)
+        else:
+            quotient = _near_quotient(x, divisor)
+    else:
+        quotient = _over(x, scale, source)
+    return quotient
 
 
 @triton.jit

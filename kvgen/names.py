@@ -28,19 +28,19 @@ req_pool_indices req_to_page request_ids requests rotated seq_lens sin slots sta
 """
 
 _VARIABLES = """
-absent address_in amax arguments at batch_size before bits block_table_stride blocks_stride bounds built called chosen
-column columns compiled config contextlib counts ctypes cuda current_device describe dim_byte dim_group dim_lane
-dim_run dim_vector dim_word dims distance driver dtypes entering entry exact exchange fake find first first_block
-first_item first_slot function functools given grid group highest hooks hosts i in_range index inside inverse j k_nope
-k_nope_stride_head k_nope_stride_token k_rope k_rope_stride_token keep kept kernel kind kinds known latest launch least
-leaving length lift look_up lowest mask math metadata moved name ndim nearest new nope_dim nope_side num_columns
-num_entries num_out num_out_columns num_pages num_rows num_runs num_slots number numbers offset offsets ops optional
-others out_row out_stride_column out_stride_head out_stride_row out_stride_token outer page pairs_stride_pair
-pairs_stride_side part plan plane present program programs query_heads ratio re reach req_to_page_stride_column
-req_to_page_stride_row requests_stride rope_side row row_head run run_number run_slot same scale schema second self
-shape shapes size slot_number source squares start starter starts step steps stored stretch stride stride_unit strides
-struct sure t target tensor tensors tile tile_row tl tokens torch triton types unit valid whole width within word words
-words_ptrs written zero
+absent address_in amax arguments at band band_dim batch_size before bits block_table_stride blocks_stride bounds built
+called chosen column columns compiled config contextlib counts ctypes cuda current_device describe dim_byte dim_group
+dim_lane dim_run dim_vector dim_word dims distance driver dtypes entering entry exact exchange fake find first
+first_block first_dim first_item first_slot function functools given grid group highest hooks hosts i in_range index
+inside inverse j k_nope k_nope_stride_head k_nope_stride_token k_rope k_rope_stride_token keep kept kernel kind kinds
+known latest launch least leaving length lift look_up lowest mask math metadata moved name ndim nearest new nope_dim
+nope_side num_columns num_entries num_out num_out_columns num_pages num_rows num_runs num_slots number numbers offset
+offsets ops optional others out_row out_stride_column out_stride_head out_stride_row out_stride_token outer page
+pairs_stride_pair pairs_stride_side part plan plane present program programs query_heads ratio re reach
+req_to_page_stride_column req_to_page_stride_row requests_stride rope_side row row_head run run_number run_slot same
+scale schema second self shape shapes size slot_number source squares start starter starts step steps stored stretch
+stride stride_unit strides struct sure t target tensor tensors tile tile_row tl tokens torch triton types unit valid
+whole width within word words words_ptrs written zero
 """
 
 _TENSORS = ("cos", "cos_sin", "positions", "qkv", "query", "sin")

@@ -38,6 +38,7 @@ FEW_ENCODED = 256  # the same where values are encoded as they are appended, or 
 SOME_TOKENS = 1024  # up to here more warps a program pay where values are encoded
 MANY_TOKENS = 8192  # from here on a program takes more heads of a query that share much
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
+BAND = 16  # dims of these that it stores at a time where they are no run: addresses of all would take most registers
 STAGED_VALUES = 1024  # values of one stream that a program works on at the most
 STAGED_PER_WARP = 512  # values a warp works on,
 TURNED_PER_WARP = 1024  # more of a query that is only turned,
@@ -48,14 +49,15 @@ STAGED_FEW = 128  # and few with few tokens
 class Tile:
     """The tile of one stream: its vector axes, slowest first, and their padded sides (None: known at launch).
 
-    ``runs``: tokens lie along the lanes, and a run of slots in one block is addressed as such. ``held``: how many dims
-    that lie side by side are loaded for one thread, where that is more than one access has (else 0), and ``few_held``
-    where there are few tokens.
+    ``runs``: tokens lie along the lanes, and a run of slots in one block is addressed as such; ``band``: how many dims
+    of others are stored at a time (0: all). ``held``: how many dims that lie side by side are loaded for one thread,
+    where that is more than one access has (else 0), and ``few_held`` where there are few tokens.
     """
 
     order: tuple[str, ...]
     sides: tuple[int | None, ...]
     runs: bool = False
+    band: int = 0
     held: int = 0
     few_held: int = 0
 
@@ -99,7 +101,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     encodes = worked_on and plan.kind == "append"
     whole = whole_rows(layout, plan) if heads is None and all(map(_by_row, streams)) else ()
     short = moved or bool(whole)
-    tokens = wish.tokens or _tokens(layout, slot_minor, encodes, widest, 2 * row if plan.staged else row, short)
+    tokens = wish.tokens or _tokens(layout, slot_minor, widest, 2 * row if plan.staged else row, short)
     if any(tokens * each.count == 1 or tokens * padded_side(each.total) > MAX_VALUES for each in whole):
         whole = ()
     rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
@@ -109,7 +111,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     tokens *= beside
     whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
     tokens = max(tokens, 512 // row) if whole_groups and not (slot_minor or wish.tokens) else tokens
-    per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on, plan)
+    per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on)
     if moved:
         per_warp = 512 if tokens == 1 else 1024  # more accesses of a thread are under way at a time
     if whole:
@@ -142,13 +144,14 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
         warps = wish.few.num_warps or num_warps
         found = Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
-    found = replace(_holding(layout, plan, found), together=_together(layout, plan, tokens), rows=whole)
+    together = _together(layout, plan, tokens, slot_minor)
+    found = replace(_holding(layout, plan, found), together=together, rows=whole)
     return found if plan.query is None else _with_query(layout, plan, wish, found)
 
 
-def _together(layout: Layout, plan: Plan, tokens: int) -> bool:
+def _together(layout: Layout, plan: Plan, tokens: int, slot_minor: bool) -> bool:
     """Whether the loads of an append are kept together: of single rows that are moved or become codes in little work,
-    and of tiles that become codes, under given scales or beside a stream that is only moved.
+    of tiles that are turned, and of those that become codes, under given scales or beside a stream that is only moved.
 
     Left to itself ptxas fits kernels into few registers, and has some loads wait until what others brought is used up.
     A barrier and a branch behind it cost some 20 ns: where there is much work on a row it is no faster with them.
@@ -158,6 +161,8 @@ def _together(layout: Layout, plan: Plan, tokens: int) -> bool:
     streams = [layout.stream(name) for name in plan.streams]
     if tokens == 1:
         return all(stream.encoding is None or _bytes_under_exponents(stream) for stream in streams)
+    if slot_minor and all(stream.encoding is None for stream in streams):
+        return True
     beside = len(plan.copies) == len(streams) and any(stream.encoding is None for stream in streams)
     return any(stream.encoding and stream.scale and (beside or not stream.scale.dynamic) for stream in streams)
 
@@ -242,22 +247,16 @@ def _by_channel(stream: Stream) -> bool:
     return stream.scale is not None and any(axis.name == "dim" and axis.step == 1 for axis in stream.scale.axes)
 
 
-def _values_per_warp(slot_minor: bool, encoded: bool, plan: Plan) -> int:
+def _values_per_warp(slot_minor: bool, encoded: bool) -> int:
     """Values of one stream that a warp takes: few where they are only moved, more where they are worked on."""
-    if not slot_minor:
-        return 1024 if encoded else 256
-    if plan.kind == "gather":
-        return 512
-    if plan.placement != "slots":
-        return 256  # looking slots up in tables takes registers
-    return 512 if encoded else 1024
+    return 512 if slot_minor else 1024 if encoded else 256
 
 
-def _tokens(layout: Layout, slot_minor: bool, encodes: bool, widest: int, row: int, short: bool) -> int:
+def _tokens(layout: Layout, slot_minor: bool, widest: int, row: int, short: bool) -> int:
     """Tokens of one program where there are many; half as many where they are only moved, or in rows: ``short``."""
     if not slot_minor:
         return 1 if row >= TARGET_VALUES else min(8, (1 if short else 2) * TARGET_VALUES // row)
-    tokens = max(1, min(SLOT_TILE // 2 if encodes else SLOT_TILE, MAX_VALUES // widest))
+    tokens = max(1, min(SLOT_TILE, MAX_VALUES // widest))
     while layout.block_size is not None and tokens > layout.block_size:
         tokens //= 2
     return tokens
@@ -278,7 +277,7 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
     are along the lanes and some dims lie side by side, each lane gathers those: the sectors that it reads are whole.
     """
     view = plan.cache_view(copy)
-    last = _lane(layout, plan, copy)
+    last = along = _lane(layout, plan, copy)
     beside = _beside(layout, plan, copy) if vector and last == "token" else 1
     sides: dict[str, int | None] = {"token": tokens}
     for axis in layout.stream(copy.stream).axes:
@@ -293,9 +292,20 @@ def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None
         sides["dim"], last = beside, "dim"
     order = [name for name in sides if name != last] + [last]
     kept = [name for name in order if sides[name] != 1 or (name == "token" and vector)]
-    fastest = view.steps[-1].digit.axis
-    runs = fastest in ("slot", SLOT_NUMBER) and tokens > 1 and view.unit == view.itemsize
-    return Tile(tuple(kept), tuple(sides[name] for name in kept), runs)
+    slots = {"slot", SLOT_NUMBER}
+    fastest, whole = view.steps[-1].digit.axis in slots, tokens > 1 and view.unit == view.itemsize
+    runs = whole and (fastest or (plan.kind == "append" and along == "token" and bool(view.axes & slots)))
+    band = BAND if whole and fastest and plan.kind == "append" and _by_value(layout, copy) else 0
+    return Tile(tuple(kept), tuple(sides[name] for name in kept), runs, band)
+
+
+def _by_value(layout: Layout, copy: Copy) -> bool:
+    """Whether any ``BAND`` dims of a row are stored by themselves: moved, or made codes under a scale of all dims."""
+    stream = layout.stream(copy.stream)
+    scaled = stream.scale is not None and any(axis.name == "dim" for axis in stream.scale.axes)
+    apart = copy.stages or copy.zero or scaled or worked_on_together(stream)
+    extent = stream.axes[-1].extent
+    return not apart and extent is not None and extent > BAND and extent % BAND == 0
 
 
 def _beside(layout: Layout, plan: Plan, copy: Copy) -> int:
@@ -384,6 +394,11 @@ def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool,
         return None
     heads = wish or (1 if slot_minor else max(1, min(padded_side(extent), most)))
     return heads if heads < extent else None
+
+
+def kv_parts(layout: Layout, plan: Plan, sched: Schedule) -> int:
+    """How many programs divide the KV heads of their tokens."""
+    return 1 if sched.heads is None else -(-_head_extent(layout, plan) // sched.heads)
 
 
 def _head_extent(layout: Layout, plan: Plan) -> int | None:

@@ -20,11 +20,11 @@ from kvgen.emit.encoding import (
     pairs_at_once,
 )
 from kvgen.emit.index import Variable, subscript
-from kvgen.emit.names import index_name, tuple_text
+from kvgen.emit.names import extent_name, index_name, tuple_text
 from kvgen.emit.packing import build_pack, paired, repack, word_type
 from kvgen.emit.pairs import pairs_of
 from kvgen.emit.scaling import Scaling
-from kvgen.emit.sections import CopyContext, FillContext, PartContext, PlaneContext
+from kvgen.emit.sections import BandContext, CopyContext, FillContext, PartContext, PlaneContext
 from kvgen.lower import SLOT_NUMBER, planes
 from kvgen.plan import Copy, Fill, View
 from kvgen.rows import Part
@@ -99,6 +99,8 @@ class Copying(Scaling):
             other = self._other(copy, variables)
             second = replace(self._side(cache, copy.stream, other, rank, side.value_type), made=True)
             return replace(context, halved=True, rejoined=context.stages.rejoined, second=second)
+        if tile.band:
+            context = replace(context, band=self._band(copy, tile, variables))
         if tile.held:
             context = self._in_runs(context, copy, tile)
             name = variables["dim"].name
@@ -111,7 +113,35 @@ class Copying(Scaling):
     def _divided(self, copy: Copy, name: str) -> str:
         """Values of a copy over their scale, if they have one."""
         encoding = self.layout.stream(copy.stream).encoding
-        return divided(encoding, name, self._source_type(copy), self.plan.staged) if copy.scale else ""
+        busy = bool(self.plan.staged) or any(tile.runs for tile in self.sched.tiles)
+        return divided(encoding, name, self._source_type(copy), busy) if copy.scale else ""
+
+    def _band(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> BandContext:
+        """Some dims of tokens that are no run: their addresses, and what is made of them."""
+        rank, encoding = len(tile.order), self.layout.stream(copy.stream).encoding
+        name, index, wide = "band", "band_dim", ".to(tl.int64)" if "dim" in self.wide else ""
+        known, token = variables | {"dim": Variable(index, variables["dim"].position)}, variables["token"].position
+        head = self.bounds.get((copy.stream, "head"))
+        bounds = [f"(head < {head}){subscript(tile.order.index('head'), rank)}"] if head else []
+        load, store = self._read(subscript(token, rank)), self._kept(subscript(token, rank))
+        _, masks = self._masks(name, load, store, bounds, named=False)
+        kind = self._source_type(copy)
+        return BandContext(
+            index=index,
+            dims=f"tl.arange(0, {tile.band}){wide}",
+            extent=extent_name(self.layout, copy.stream, "dim"),
+            size=tile.band,
+            source=self._side(self.plan.dense_view(copy), copy.stream, known, rank, "").elements,
+            load_mask=masks.load,
+            part=PartContext(
+                name,
+                f"{name}.to(tl.float32)" if encoding else "",
+                self._divided(copy, name) if encoding else "",
+                codes_of(encoding, name, kind) if encoding else "",
+            ),
+            target=self._side(self.plan.cache_view(copy), copy.stream, known, rank, "").elements,
+            store_mask=masks.store,
+        )
 
     def _parts(self, copy: Copy, tile: Tile) -> tuple[PartContext, ...]:
         """What becomes codes at a time: a stream's values, or those of its halves."""

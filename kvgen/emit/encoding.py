@@ -101,10 +101,10 @@ def _bounded(encoding: Encoding) -> bool:
     return encoding.code in INTEGERS and plain and (zero is None or zero.kind == "minimum")
 
 
-def divided(encoding: Encoding, stream: str, source: str, staged: bool) -> str:
+def divided(encoding: Encoding, stream: str, source: str, busy: bool) -> str:
     """The values of a stream over their scale; ``source`` is the type that they came in.
 
-    Where values are ``staged`` arithmetic counts, elsewhere memory does.
+    Where a kernel is ``busy``, with stages or with turning rows, arithmetic counts; elsewhere memory does.
     """
     scale = encoding.scale
     if scale.arithmetic == "multiply":
@@ -121,7 +121,7 @@ def divided(encoding: Encoding, stream: str, source: str, staged: bool) -> str:
         return f"{'_held_number' if encoding.clamp[0] == 0 else '_number'}({quotient})"
     if _power_of_two(scale):
         return f"_shifted({stream}, scale)"
-    shared = staged and encoding.code in FP8 and not scale.dynamic and not scale.axes
+    shared = busy and encoding.code in FP8 and not scale.dynamic and not scale.axes
     return f"{'_over_one' if shared else '_over'}({stream}, scale, {source})"
 
 

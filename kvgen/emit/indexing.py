@@ -12,7 +12,7 @@ from kvgen.emit.sections import Masks, Piece, Side
 from kvgen.layout import Layout, Scale, leaves_of
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Plan, Step, View
-from kvgen.schedule import Schedule, Tile
+from kvgen.schedule import Schedule, Tile, kv_parts
 
 
 def _leaves_32_bits(step: Step) -> bool:
@@ -32,7 +32,12 @@ class Indexing:
         self.tiles: dict[str, Arg] = {}
         self.constants: dict[str, str] = {}
         self.stride_unit, self.unit_name = stride_unit(layout, plan), f"{layout.prefix.upper()}STRIDE_UNIT"
-        self.part = "tl.program_id(1)"  # which heads a program has, where they are divided
+        # Which tokens a program has, and which heads where they are divided. Those that have other heads of its tokens
+        # run beside it, since what they read and write lies side by side; but those of a query stand behind all.
+        parts = kv_parts(layout, plan, sched)
+        apart = plan.query is not None or parts == 1
+        self.program = "tl.program_id(0)" if apart else f"(tl.program_id(0) // {parts})"
+        self.part = "tl.program_id(1)" if apart else f"(tl.program_id(0) % {parts})"
         self.definitions: dict[str, str] = {}
         self.native = False  # whether a section has instructions of its own for some processors
         views = [view for copy in plan.copies for view in copy.views]

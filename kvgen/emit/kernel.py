@@ -18,7 +18,10 @@ from kvgen.layout import Layout
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Plan
 from kvgen.rows import Rows
-from kvgen.schedule import Schedule, schedule
+from kvgen.schedule import LANES, Schedule, schedule
+
+WAYS, FEW_WAYS = 64, 8
+"""Entries that a search looks at in a step, for one token and for several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Kernel:
     valid: str
     run_slot: str
     run_number: str
+    program: str  # which of the tiles of tokens is a program's
+    ways: str  # how many entries are looked at in a step of the search for a token's request
     in_range: str  # mask of the loads per token
     positions: tuple[PositionContext, ...]
     known: str  # whether a token's positions have angles
@@ -110,6 +115,8 @@ class Builder(Copying):
             valid=self._valid(),
             run_slot="tl.multiple_of(first_slot, TOKENS)" if aligned else "first_slot",
             run_number="tl.multiple_of(first, TOKENS)" if aligned else "first",
+            program=self.program,
+            ways=self._ways(),
             in_range=", mask=in_range, other=-1" if self.tiled else "",
             positions=positions,
             known=" & ".join([*scalar, *map(in_table, positions)]),
@@ -128,6 +135,12 @@ class Builder(Copying):
         bounds = [f"(word < {rows.total})"] if padded_side(rows.total) > rows.total else []
         _, masks = self._masks("", kept, kept, bounds, named=False)
         return build_rows(rows, self.tiled, self.sched.by_count, cache, masks)
+
+    def _ways(self) -> str:
+        """Many where few loads of a thread do: of more steps each waits for memory."""
+        if self.sched.tokens * WAYS <= 4 * LANES * self.sched.num_warps:
+            return str(WAYS)
+        return f"{WAYS} if TOKENS == 1 else {FEW_WAYS}" if self.sched.by_count else str(FEW_WAYS)
 
     def _positions(self) -> tuple[PositionContext, ...]:
         """The positions of a token, one or three."""

@@ -18,11 +18,10 @@ from kvgen.emit.names import (
     num_layers_name,
     tuple_text,
 )
-from kvgen.emit.query import kv_parts
 from kvgen.layout import Buffer, Dim, Layout, Record, Scale, Stream, leaves_of
 from kvgen.lower_fuse import PACKED, packed_width
 from kvgen.plan import Copy, Norm, Plan
-from kvgen.schedule import Schedule
+from kvgen.schedule import Schedule, kv_parts
 
 OTHERS = ("total_tokens", "zero_skipped", "rotated", "rank")
 """Parameters that are no tensors and that launches are told apart by."""
@@ -458,4 +457,4 @@ def _grid(layout: Layout, kernel: Kernel) -> str:
     if kernel.query:
         count = kernel.query.parts
         return f"({tokens}, {parts + int(count)})" if count.isdecimal() else f"({tokens}, {parts} + {count})"
-    return f"({tokens},)" if parts == 1 and sched.heads is None else f"({tokens}, {parts})"
+    return f"({tokens}{'' if parts == 1 else f' * {parts}'},)"

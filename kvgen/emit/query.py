@@ -12,7 +12,7 @@ from kvgen.emit.sections import Masks, PositionContext, StagesContext
 from kvgen.emit.stages import Staging
 from kvgen.layout import Layout
 from kvgen.plan import Copy, Plan
-from kvgen.schedule import MANY_TOKENS, Schedule
+from kvgen.schedule import MANY_TOKENS, Schedule, kv_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class _Builder(Staging):
         destination = self._side(copy.destination, copy.stream, variables, rank, kind).elements
         stages = self._stages(copy, tile, variables, [])
         second = self._side(copy.destination, copy.stream, self._other(copy, variables), rank, kind).elements
-        first = kv_parts(layout=self.layout, plan=plan, sched=sched)
+        first = kv_parts(self.layout, plan, sched)
         args = self._args()
         values = ["token", *live, *(p.name for p in positions), *(["num_positions"] if bounded else [])]
         known = [*([] if self.tiled else ["True"]), *map(in_table, positions)]
@@ -139,11 +139,3 @@ class _Builder(Staging):
 def in_table(position: PositionContext) -> str:
     """The condition on a position that has angles."""
     return f"({position.name} >= 0) & ({position.name} < num_positions)"
-
-
-def kv_parts(layout: Layout, plan: Plan, sched: Schedule) -> int:
-    """How many programs divide the KV heads of their tokens."""
-    if sched.heads is None:
-        return 1
-    extent = next(a.extent for a in layout.stream(plan.copies[0].stream).axes if a.name == "head")
-    return -(-extent // sched.heads)

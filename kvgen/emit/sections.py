@@ -294,6 +294,21 @@ class PartContext:
 
 
 @dataclass(frozen=True, slots=True)
+class BandContext:
+    """Some dims of tokens that are no run of slots: where they are loaded again, what they become, where they go."""
+
+    index: str
+    dims: str
+    extent: str
+    size: int
+    source: str
+    load_mask: str
+    part: PartContext
+    target: str
+    store_mask: str
+
+
+@dataclass(frozen=True, slots=True)
 class CopyContext:
     """One stream's section of a kernel."""
 
@@ -337,6 +352,7 @@ class CopyContext:
     in_twos: bool = False  # whether packs of several bytes are written by twos
     params: PairContext | None = None  # scale and zero, where they are read at once
     measured: bool = False  # whether values are float32 and their largest magnitude known before the section
+    band: BandContext | None = None  # what is stored at a time of tokens that are no run, where that is not all
 
     @property
     def widens(self) -> bool:
@@ -355,6 +371,10 @@ class CopyContext:
     def in_codes(self) -> bool:
         """Whether that is codes, one by one."""
         return not self.in_pairs
+
+    @property
+    def banded(self) -> bool:
+        return self.band is not None
 
     @property
     def paired(self) -> bool:

@@ -34,9 +34,14 @@ def test_one_token_with_all_heads_where_dim_is_fastest() -> None:
 
 def test_a_tile_of_tokens_where_slot_is_fastest() -> None:
     found = chosen("paged_x_vector")
-    assert (found.tokens, found.by_count, found.heads, found.num_warps) == (16, True, 1, 2)
+    assert (found.tokens, found.by_count, found.heads, found.num_warps) == (16, True, 1, 4)
     assert (found.few_tokens, found.few, found.some, found.few_warps) == (1, 64, 64, 1)
-    assert [(tile.order, tile.runs) for tile in found.tiles] == [(("dim", "token"), False), (("dim", "token"), True)]
+    assert [tile.order for tile in found.tiles] == [("dim", "token")] * 2
+    assert [(tile.runs, tile.band) for tile in found.tiles] == [
+        (True, 0),
+        (True, 16),
+    ]  # one address a vector, or a value
+    assert found.together
     gathered = [(tile.order, tile.sides, tile.runs) for tile in chosen("paged_x_vector", "gather").tiles]
     assert gathered == [(("token", "run", "dim"), (16, 16, 8), False), (("dim", "token"), (128, 16), True)]
 
