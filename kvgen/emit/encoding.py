@@ -108,7 +108,7 @@ def divided(encoding: Encoding, stream: str, source: str, busy: bool) -> str:
     """
     scale = encoding.scale
     if scale.arithmetic == "multiply":
-        if _inverted(scale):
+        if _inverted(scale) and encoding.zero is None:
             return f"{stream} * _reciprocal(scale, NATIVE)"
         inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
         if encoding.code in INTEGERS:  # what is no number has the code of 0 anyway
@@ -279,13 +279,16 @@ def _at_once(scale: Scale) -> bool:
     return plain and scale.dtype == "float8_e8m0fnu" and scale.code_range >= 2.0
 
 
-def _quotient(scale: Scale, steps: str, lift: str) -> str:
-    """amax over steps: rounded as a division is, or only so that what is stored of it is the same."""
+def _quotient(scale: Scale, steps: str, lift: str, zeroed: bool) -> str:
+    """amax over steps: rounded as a division is, or only so that what is stored of it is the same.
+
+    The distance of the lowest from the highest, of which scales with a zero are made, may be infinite.
+    """
     if lift:
         return f"_lifted_ratio(amax, {steps}, lift, {lift}, NATIVE)"
     if scale.dtype in ("float8_e4m3fn", "float16") and scale.encode == "stored" and scale.grid != "pow2":
         return f"_ratio(amax, {steps if scale.scale else f'tl.full((), {steps}, tl.float32)'})"
-    if _floored(scale) and _short(scale.code_range):
+    if _floored(scale) and _short(scale.code_range) and not zeroed:
         return f"_over_steps(amax, {steps})"
     return f"tl.div_rn(amax, {steps})"
 
@@ -332,7 +335,7 @@ def build_scale(
         pow2=pow2,
         power=power,
         apart=not at_once,
-        quotient=_quotient(scale, steps, lift),
+        quotient=_quotient(scale, steps, lift, zeroed),
         stored=f"_e8m0_over_{scale.exponent}(amax, {steps})" if at_once else stored,
         cast_limits=limit,
         rounds=bool(stored_as),

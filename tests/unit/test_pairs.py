@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvgen.emit import render_layout
 from kvgen.quant import e2m1
+from kvgen.resolve import load_text
 from tests.generated import module_of, shipped
 from tests.quantised import encoding_of
 
@@ -208,3 +210,22 @@ def test_magnitudes_over_steps(steps: float) -> None:
     ratio = amax * (1 / divisor)
     rest = fma(-ratio, divisor, amax.double())
     assert torch.equal(fma(rest, 1 / divisor, ratio.double()), amax / divisor)
+
+
+@pytest.mark.parametrize("arithmetic", ["divide", "multiply"])
+def test_distances_are_divided_as_they_are(arithmetic: str) -> None:
+    """The lowest and the highest value may be infinitely far from each other, whatever the floor of their scale is."""
+    scale = f"per: token head, source: dynamic, dtype: float32, floor: {{scale: 1.0e-4}}, arithmetic: {arithmetic}"
+    text = f"""
+name: nibbles
+axes: {{head: 2, dim: 32}}
+block_size: 16
+streams:
+  key: {{dtype: float32, quant: {{mode: int4_asymmetric, scale: {{{scale}}}}}}}
+buffers:
+  cache: {{order: block slot head, fields: [key, key.scale, key.zero]}}
+"""
+    found = render_layout(load_text(text))
+    assert "scale = tl.div_rn(amax, 15.0)" in found
+    assert "_over_steps(" not in found
+    assert "_reciprocal(" not in found
