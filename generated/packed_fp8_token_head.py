@@ -1028,6 +1028,7 @@ def _append_kernel(
     value_words = _pack_8(tl.reshape(value, (256, 2, 2)))
 
     # all of it to kv_cache, rows of 66 words whole
+    tl.debug_barrier()  # else the compiler mixes this with the work on codes, which takes longer
     word = tl.arange(0, 1024)
     row, column = tl.minimum(word // 66, 7), word % 66
     row_head = row.to(tl.int64)
@@ -1224,6 +1225,7 @@ def _append_positions_kernel(
     value_words = _pack_8(tl.reshape(value, (256, 2, 2)))
 
     # all of it to kv_cache, rows of 66 words whole
+    tl.debug_barrier()  # else the compiler mixes this with the work on codes, which takes longer
     word = tl.arange(0, 1024)
     row, column = tl.minimum(word // 66, 7), word % 66
     row_head = row.to(tl.int64)

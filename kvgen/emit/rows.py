@@ -29,6 +29,7 @@ class RowsContext:
     comment: str
     word: str
     tiled: bool
+    held: bool  # whether a barrier keeps it behind the work on codes
     by_count: bool  # whether they are written whole only where a program has several tokens
     several: bool
     row: str
@@ -88,6 +89,7 @@ def build_rows(rows: Rows, tiled: bool, by_count: bool, cache: Side, masks: Mask
         comment=f"all of it to {rows.view.tensor}, rows of {rows.words} words whole",
         word=f"tl.arange(0, {lanes})" + ("[None, :]" if tiled else ""),
         tiled=tiled,
+        held=not tiled,
         by_count=by_count,
         several=several,
         row=row,
