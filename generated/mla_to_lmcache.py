@@ -11,7 +11,7 @@ From mla, whose slot number is block * SRC_BLOCK_SIZE + slot in block:
 
 To mla, whose slot number is block * DST_BLOCK_SIZE + slot in block:
 
-  dst_kv_chunk [1, num_layers, 256 * num_blocks, 576] of bfloat16 or float16, order 1 layer (block slot)
+  dst_host_chunk [1, num_layers, 256 * num_blocks, 576] of bfloat16 or float16, order 1 layer (block slot)
     bytes per step: 1 294912 * num_blocks * num_layers, layer 294912 * num_blocks, block slot 1152
     bytes 0 to 1024: latent, order dim
     bytes 1024 to 1152: rope, order dim
@@ -48,12 +48,12 @@ TRANSFER = {
     "streams": {"latent": "moved", "rope": "moved"},
     "buffers": {
         "src_cache": {"order": "block slot", "holds": ["latent", "rope"]},
-        "dst_kv_chunk": {"order": "1 layer (block slot)", "holds": ["latent", "rope"]},
+        "dst_host_chunk": {"order": "1 layer (block slot)", "holds": ["latent", "rope"]},
     },
 }
 
 
-def transfer(src_cache, dst_kv_chunk, src_slots, dst_slots, *, programs=PROGRAMS):
+def transfer(src_cache, dst_host_chunk, src_slots, dst_slots, *, programs=PROGRAMS):
     """Move tokens' latent and rope from pools of src_ to pools of dst_, in all layers, in one launch.
 
     src_slots and dst_slots [T], int32 or int64: slot numbers; token i is read at src_slots[i] and written at
@@ -68,7 +68,7 @@ def transfer(src_cache, dst_kv_chunk, src_slots, dst_slots, *, programs=PROGRAMS
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     src_cache_table = _table("src_cache", src_cache, src_slots)
-    tensors = (src_cache_table.tensors[0], src_cache_table.pointers, dst_kv_chunk, src_slots, dst_slots)
+    tensors = (src_cache_table.tensors[0], src_cache_table.pointers, dst_host_chunk, src_slots, dst_slots)
     others = (programs, src_cache_table.kind)
     if _transfer_kept.start(tensors, *others):
         return
@@ -83,18 +83,18 @@ def transfer(src_cache, dst_kv_chunk, src_slots, dst_slots, *, programs=PROGRAMS
         "src_cache", src_cache, (src_num_blocks, SRC_BLOCK_SIZE, 576), (torch.bfloat16, torch.float16), 1, None
     )
     _check_reach("src_cache", src_cache, device)
-    dst_num_layers = _size("dst_kv_chunk", dst_kv_chunk, 4, 1)
-    dst_num_blocks = _size("dst_kv_chunk", dst_kv_chunk, 4, 2) // 256
+    dst_num_layers = _size("dst_host_chunk", dst_host_chunk, 4, 1)
+    dst_num_blocks = _size("dst_host_chunk", dst_host_chunk, 4, 2) // 256
     _check_buffer(
-        "dst_kv_chunk",
-        dst_kv_chunk,
+        "dst_host_chunk",
+        dst_host_chunk,
         (1, dst_num_layers, dst_num_blocks * DST_BLOCK_SIZE, 576),
         (torch.bfloat16, torch.float16),
         1,
         None,
     )
-    _check_reach("dst_kv_chunk", dst_kv_chunk, device)
-    _check_type("dst_kv_chunk", dst_kv_chunk, src_cache.dtype)
+    _check_reach("dst_host_chunk", dst_host_chunk, device)
+    _check_type("dst_host_chunk", dst_host_chunk, src_cache.dtype)
     num_layers = _layers(len(src_cache_table.tensors), dst_num_layers)
     if src_count != dst_count:
         raise ValueError(f"dst_slots: expected length {src_count}, got {dst_count}")
@@ -116,8 +116,8 @@ def transfer(src_cache, dst_kv_chunk, src_slots, dst_slots, *, programs=PROGRAMS
             dst_num_slots,
             src_cache.stride(0),
             src_cache.stride(1),
-            dst_kv_chunk.stride(1),
-            dst_kv_chunk.stride(2),
+            dst_host_chunk.stride(1),
+            dst_host_chunk.stride(2),
             tokens,
             stages,
             aligned,
@@ -126,7 +126,7 @@ def transfer(src_cache, dst_kv_chunk, src_slots, dst_slots, *, programs=PROGRAMS
             compiled = _transfer_kernel[grid](
                 src_cache,
                 src_cache_table.pointers,
-                dst_kv_chunk,
+                dst_host_chunk,
                 src_slots,
                 dst_slots,
                 *numbers,
@@ -135,7 +135,7 @@ def transfer(src_cache, dst_kv_chunk, src_slots, dst_slots, *, programs=PROGRAMS
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
 
-def transfer_blocks(src_cache, dst_kv_chunk, src_blocks, dst_blocks, *, num_tokens=None, programs=PROGRAMS):
+def transfer_blocks(src_cache, dst_host_chunk, src_blocks, dst_blocks, *, num_tokens=None, programs=PROGRAMS):
     """Move tokens' latent and rope from pools of src_ to pools of dst_, in all layers, in one launch.
 
     src_blocks and dst_blocks, int32 or int64: token i is read at
@@ -152,7 +152,7 @@ def transfer_blocks(src_cache, dst_kv_chunk, src_blocks, dst_blocks, *, num_toke
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     src_cache_table = _table("src_cache", src_cache, src_blocks)
-    tensors = (src_cache_table.tensors[0], src_cache_table.pointers, dst_kv_chunk, src_blocks, dst_blocks)
+    tensors = (src_cache_table.tensors[0], src_cache_table.pointers, dst_host_chunk, src_blocks, dst_blocks)
     others = (num_tokens, programs, src_cache_table.kind)
     if _transfer_blocks_kept.start(tensors, *others):
         return
@@ -167,18 +167,18 @@ def transfer_blocks(src_cache, dst_kv_chunk, src_blocks, dst_blocks, *, num_toke
         "src_cache", src_cache, (src_num_blocks, SRC_BLOCK_SIZE, 576), (torch.bfloat16, torch.float16), 1, None
     )
     _check_reach("src_cache", src_cache, device)
-    dst_num_layers = _size("dst_kv_chunk", dst_kv_chunk, 4, 1)
-    dst_num_blocks = _size("dst_kv_chunk", dst_kv_chunk, 4, 2) // 256
+    dst_num_layers = _size("dst_host_chunk", dst_host_chunk, 4, 1)
+    dst_num_blocks = _size("dst_host_chunk", dst_host_chunk, 4, 2) // 256
     _check_buffer(
-        "dst_kv_chunk",
-        dst_kv_chunk,
+        "dst_host_chunk",
+        dst_host_chunk,
         (1, dst_num_layers, dst_num_blocks * DST_BLOCK_SIZE, 576),
         (torch.bfloat16, torch.float16),
         1,
         None,
     )
-    _check_reach("dst_kv_chunk", dst_kv_chunk, device)
-    _check_type("dst_kv_chunk", dst_kv_chunk, src_cache.dtype)
+    _check_reach("dst_host_chunk", dst_host_chunk, device)
+    _check_type("dst_host_chunk", dst_host_chunk, src_cache.dtype)
     num_layers = _layers(len(src_cache_table.tensors), dst_num_layers)
     num_tokens = _covered(num_tokens, src_count * SRC_BLOCK_SIZE, dst_count * DST_BLOCK_SIZE)
     if programs is not None:
@@ -196,8 +196,8 @@ def transfer_blocks(src_cache, dst_kv_chunk, src_blocks, dst_blocks, *, num_toke
             dst_num_blocks,
             src_cache.stride(0),
             src_cache.stride(1),
-            dst_kv_chunk.stride(1),
-            dst_kv_chunk.stride(2),
+            dst_host_chunk.stride(1),
+            dst_host_chunk.stride(2),
             tokens,
             stages,
             aligned,
@@ -206,7 +206,7 @@ def transfer_blocks(src_cache, dst_kv_chunk, src_blocks, dst_blocks, *, num_toke
             compiled = _transfer_blocks_kernel[grid](
                 src_cache,
                 src_cache_table.pointers,
-                dst_kv_chunk,
+                dst_host_chunk,
                 src_blocks,
                 dst_blocks,
                 *numbers,
@@ -218,26 +218,26 @@ def transfer_blocks(src_cache, dst_kv_chunk, src_blocks, dst_blocks, *, num_toke
 def register_ops():
     """Register the functions as PyTorch operators, which torch.compile takes into its graphs; returns their namespace.
 
-    torch.ops.kvgen_mla_to_lmcache_5add2b11.NAME takes what the function takes,
+    torch.ops.kvgen_mla_to_lmcache_c27fa160.NAME takes what the function takes,
     with lists of tensors for pointer tables. Operators have no derivatives. Once registered, they stay,
     and compiled code that calls a function has its operator in the graph.
     """
-    ops = torch.ops.kvgen_mla_to_lmcache_5add2b11
+    ops = torch.ops.kvgen_mla_to_lmcache_c27fa160
     for schema, function, fake in (
         (
-            "transfer(Tensor[] src_cache, Tensor(a1!) dst_kv_chunk, Tensor src_slots, Tensor dst_slots, *, int? programs=32) -> ()",
+            "transfer(Tensor[] src_cache, Tensor(a1!) dst_host_chunk, Tensor src_slots, Tensor dst_slots, *, int? programs=32) -> ()",
             transfer,
             _nothing,
         ),
         (
-            "transfer_blocks(Tensor[] src_cache, Tensor(a1!) dst_kv_chunk, Tensor src_blocks, Tensor dst_blocks, *, SymInt? num_tokens=None, int? programs=32) -> ()",
+            "transfer_blocks(Tensor[] src_cache, Tensor(a1!) dst_host_chunk, Tensor src_blocks, Tensor dst_blocks, *, SymInt? num_tokens=None, int? programs=32) -> ()",
             transfer_blocks,
             _nothing,
         ),
     ):
         name, _, arguments = schema.partition("(")
         if not hasattr(ops, name):
-            entry = f"kvgen_mla_to_lmcache_5add2b11::{name}"
+            entry = f"kvgen_mla_to_lmcache_c27fa160::{name}"
             torch.library.define(entry, f"({arguments}", tags=torch.Tag.pt2_compliant_tag)
             torch.library.impl(entry, "default", function)
             torch.library.register_fake(entry, fake)
@@ -253,7 +253,7 @@ def _nothing(*tensors, **given):
 def _transfer_kernel(
     src_cache_first_ptr,
     src_cache_table_ptr,
-    dst_kv_chunk_ptr,
+    dst_host_chunk_ptr,
     src_slots_ptr,
     dst_slots_ptr,
     num_tokens,
@@ -262,8 +262,8 @@ def _transfer_kernel(
     dst_num_slots,
     src_cache_stride_block,
     src_cache_stride_slot,
-    dst_kv_chunk_stride_layer,
-    dst_kv_chunk_stride_token,
+    dst_host_chunk_stride_layer,
+    dst_host_chunk_stride_token,
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -278,7 +278,7 @@ def _transfer_kernel(
                 item,
                 src_cache_first_ptr,
                 src_cache_table_ptr,
-                dst_kv_chunk_ptr,
+                dst_host_chunk_ptr,
                 src_slots_ptr,
                 dst_slots_ptr,
                 num_tokens,
@@ -287,8 +287,8 @@ def _transfer_kernel(
                 dst_num_slots,
                 src_cache_stride_block,
                 src_cache_stride_slot,
-                dst_kv_chunk_stride_layer,
-                dst_kv_chunk_stride_token,
+                dst_host_chunk_stride_layer,
+                dst_host_chunk_stride_token,
                 TOKENS,
                 ALIGNED,
             )
@@ -299,7 +299,7 @@ def _transfer_kernel(
                 item,
                 src_cache_first_ptr,
                 src_cache_table_ptr,
-                dst_kv_chunk_ptr,
+                dst_host_chunk_ptr,
                 src_slots_ptr,
                 dst_slots_ptr,
                 num_tokens,
@@ -308,8 +308,8 @@ def _transfer_kernel(
                 dst_num_slots,
                 src_cache_stride_block,
                 src_cache_stride_slot,
-                dst_kv_chunk_stride_layer,
-                dst_kv_chunk_stride_token,
+                dst_host_chunk_stride_layer,
+                dst_host_chunk_stride_token,
                 TOKENS,
                 ALIGNED,
             )
@@ -321,7 +321,7 @@ def _transfer_tile(
     item,
     src_cache_first_ptr,
     src_cache_table_ptr,
-    dst_kv_chunk_ptr,
+    dst_host_chunk_ptr,
     src_slots_ptr,
     dst_slots_ptr,
     num_tokens,
@@ -330,8 +330,8 @@ def _transfer_tile(
     dst_num_slots,
     src_cache_stride_block,
     src_cache_stride_slot,
-    dst_kv_chunk_stride_layer,
-    dst_kv_chunk_stride_token,
+    dst_host_chunk_stride_layer,
+    dst_host_chunk_stride_token,
     TOKENS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
@@ -364,7 +364,7 @@ def _transfer_tile(
     if ALIGNED:
         src_cache_ptr = tl.multiple_of(src_cache_ptr, 16)
 
-    # latent from src_cache to dst_kv_chunk, its bytes
+    # latent from src_cache to dst_host_chunk, its bytes
     latent = tl.load(
         src_cache_ptr
         + src_block[:, None] * src_cache_stride_block
@@ -375,7 +375,7 @@ def _transfer_tile(
         eviction_policy="evict_first",
     )
 
-    # rope from src_cache to dst_kv_chunk, its bytes
+    # rope from src_cache to dst_host_chunk, its bytes
     rope = tl.load(
         src_cache_ptr
         + src_block[:, None] * src_cache_stride_block
@@ -387,18 +387,18 @@ def _transfer_tile(
         eviction_policy="evict_first",
     )
     tl.store(
-        dst_kv_chunk_ptr
-        + layer * dst_kv_chunk_stride_layer
-        + dst_slot_number[:, None] * dst_kv_chunk_stride_token
+        dst_host_chunk_ptr
+        + layer * dst_host_chunk_stride_layer
+        + dst_slot_number[:, None] * dst_host_chunk_stride_token
         + latent_dim[None, :],
         latent,
         mask=valid[:, None],
         eviction_policy="evict_first",
     )
     tl.store(
-        dst_kv_chunk_ptr
-        + layer * dst_kv_chunk_stride_layer
-        + dst_slot_number[:, None] * dst_kv_chunk_stride_token
+        dst_host_chunk_ptr
+        + layer * dst_host_chunk_stride_layer
+        + dst_slot_number[:, None] * dst_host_chunk_stride_token
         + rope_dim[None, :]
         + 512,
         rope,
@@ -411,7 +411,7 @@ def _transfer_tile(
 def _transfer_blocks_kernel(
     src_cache_first_ptr,
     src_cache_table_ptr,
-    dst_kv_chunk_ptr,
+    dst_host_chunk_ptr,
     src_blocks_ptr,
     dst_blocks_ptr,
     num_tokens,
@@ -420,8 +420,8 @@ def _transfer_blocks_kernel(
     dst_num_blocks,
     src_cache_stride_block,
     src_cache_stride_slot,
-    dst_kv_chunk_stride_layer,
-    dst_kv_chunk_stride_token,
+    dst_host_chunk_stride_layer,
+    dst_host_chunk_stride_token,
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
     ALIGNED: tl.constexpr,
@@ -436,7 +436,7 @@ def _transfer_blocks_kernel(
                 item,
                 src_cache_first_ptr,
                 src_cache_table_ptr,
-                dst_kv_chunk_ptr,
+                dst_host_chunk_ptr,
                 src_blocks_ptr,
                 dst_blocks_ptr,
                 num_tokens,
@@ -445,8 +445,8 @@ def _transfer_blocks_kernel(
                 dst_num_blocks,
                 src_cache_stride_block,
                 src_cache_stride_slot,
-                dst_kv_chunk_stride_layer,
-                dst_kv_chunk_stride_token,
+                dst_host_chunk_stride_layer,
+                dst_host_chunk_stride_token,
                 TOKENS,
                 ALIGNED,
             )
@@ -457,7 +457,7 @@ def _transfer_blocks_kernel(
                 item,
                 src_cache_first_ptr,
                 src_cache_table_ptr,
-                dst_kv_chunk_ptr,
+                dst_host_chunk_ptr,
                 src_blocks_ptr,
                 dst_blocks_ptr,
                 num_tokens,
@@ -466,8 +466,8 @@ def _transfer_blocks_kernel(
                 dst_num_blocks,
                 src_cache_stride_block,
                 src_cache_stride_slot,
-                dst_kv_chunk_stride_layer,
-                dst_kv_chunk_stride_token,
+                dst_host_chunk_stride_layer,
+                dst_host_chunk_stride_token,
                 TOKENS,
                 ALIGNED,
             )
@@ -479,7 +479,7 @@ def _transfer_blocks_tile(
     item,
     src_cache_first_ptr,
     src_cache_table_ptr,
-    dst_kv_chunk_ptr,
+    dst_host_chunk_ptr,
     src_blocks_ptr,
     dst_blocks_ptr,
     num_tokens,
@@ -488,8 +488,8 @@ def _transfer_blocks_tile(
     dst_num_blocks,
     src_cache_stride_block,
     src_cache_stride_slot,
-    dst_kv_chunk_stride_layer,
-    dst_kv_chunk_stride_token,
+    dst_host_chunk_stride_layer,
+    dst_host_chunk_stride_token,
     TOKENS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
@@ -519,7 +519,7 @@ def _transfer_blocks_tile(
     if ALIGNED:
         src_cache_ptr = tl.multiple_of(src_cache_ptr, 16)
 
-    # latent from src_cache to dst_kv_chunk, its bytes
+    # latent from src_cache to dst_host_chunk, its bytes
     latent = tl.load(
         src_cache_ptr
         + src_block * src_cache_stride_block
@@ -530,7 +530,7 @@ def _transfer_blocks_tile(
         eviction_policy="evict_first",
     )
 
-    # rope from src_cache to dst_kv_chunk, its bytes
+    # rope from src_cache to dst_host_chunk, its bytes
     rope = tl.load(
         src_cache_ptr
         + src_block * src_cache_stride_block
@@ -542,18 +542,18 @@ def _transfer_blocks_tile(
         eviction_policy="evict_first",
     )
     tl.store(
-        dst_kv_chunk_ptr
-        + layer * dst_kv_chunk_stride_layer
-        + dst_slot_number[:, None] * dst_kv_chunk_stride_token
+        dst_host_chunk_ptr
+        + layer * dst_host_chunk_stride_layer
+        + dst_slot_number[:, None] * dst_host_chunk_stride_token
         + latent_dim[None, :],
         latent,
         mask=valid[:, None],
         eviction_policy="evict_first",
     )
     tl.store(
-        dst_kv_chunk_ptr
-        + layer * dst_kv_chunk_stride_layer
-        + dst_slot_number[:, None] * dst_kv_chunk_stride_token
+        dst_host_chunk_ptr
+        + layer * dst_host_chunk_stride_layer
+        + dst_slot_number[:, None] * dst_host_chunk_stride_token
         + rope_dim[None, :]
         + 512,
         rope,
