@@ -25,7 +25,7 @@ class Amount:
             total[names] = total.get(names, Fraction(0)) + factor
         return _amount(total)
 
-    def __mul__(self, other: int | Fraction | Amount) -> Amount:
+    def __mul__(self, other: int | Fraction | str | Amount) -> Amount:
         factors, total = Amount.of(other).terms, {}
         for left, a in self.terms:
             for right, b in factors:
@@ -34,14 +34,17 @@ class Amount:
         return _amount(total)
 
     def per(self, other: int | str) -> Amount:
-        """This amount divided by a number, or by an unknown that every term contains."""
+        """This amount divided by a number or by an unknown, which is ``1/unknown`` in terms that do not contain it."""
         if not isinstance(other, str):
             return self * Fraction(1, other)
         total = {}
         for names, factor in self.terms:
             rest = list(names)
-            rest.remove(other)
-            total[tuple(rest)] = factor
+            if other in rest:
+                rest.remove(other)
+            else:
+                rest.append(f"1/{other}")
+            total[tuple(sorted(rest))] = factor
         return _amount(total)
 
     def at(self, values: Mapping[str, int]) -> Amount:
@@ -50,7 +53,8 @@ class Amount:
         for names, factor in self.terms:
             term = Amount.of(factor)
             for name in names:
-                term *= Amount.of(values.get(name, name))
+                known = values.get(name.removeprefix("1/"))
+                term *= name if known is None else Fraction(1, known) if name.startswith("1/") else known
             total += term
         return total
 

@@ -263,11 +263,15 @@ def _tokens(layout: Layout, slot_minor: bool, widest: int, row: int, short: bool
 
 
 def _tokens_of_a_line(plan: Plan, row: int) -> int:
-    """Tokens whose runs of a row lie side by side in a line of memory: of short runs, with slots right above them."""
+    """Tokens whose runs of a row lie side by side in a line of memory: of short runs, with slots right above them.
+
+    Runs are short that fill no more than a sector: those of several tokens that are read or written at once are one.
+    """
     views = [plan.cache_view(copy) for copy in plan.copies]
     runs = {(_dims_beside(view) or LINE) * view.itemsize for view in views}
     above = {next((s.digit.axis for s in reversed(view.steps) if s.digit.axis != "dim"), "") for view in views}
-    return max(1, min(LINE // max(runs), MAX_VALUES // row)) if above <= {"slot", SLOT_NUMBER} else 1
+    short = max(runs) <= SECTOR and above <= {"slot", SLOT_NUMBER}
+    return min(LINE // max(runs), max(1, MAX_VALUES // row)) if short else 1
 
 
 def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None, vector: bool) -> Tile:

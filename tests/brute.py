@@ -209,7 +209,8 @@ class Brute:
     def _left(self, axis: str, above: list[str], group: str) -> str:
         """A term for what the terms above leave of an axis: its entries counted among those they do not tell apart."""
         words = [axis, *(word for word, meant in ALIASES.items() if meant == axis)]
-        terms = [t for t in above if re.match(r"\w+", t).group() in words]
+        written = [axis if t == "token" and axis in ("block", "slot") else t for t in above]
+        terms = [t for t in written if re.match(r"\w+", t).group() in words]
         return f"rest({group}, {', '.join(terms)})"
 
     def _values(self, term: str, leaf: str) -> np.ndarray:

@@ -879,7 +879,7 @@ def test_pages_are_filled_between_their_marks(tmp_path):
     assert (
         "NVIDIA H200, kvgen 0.1.0, torch 2.11.0, flashinfer 0.6.18, 2026-11-29; a large copy runs at 4.25 TB/s." in text
     )
-    assert "\nNot in it: apart_to_packed, block_v1, " in text
+    assert "\nNot in it: aiter_shuffle, aiter_shuffle_fp8, apart_to_packed, block_v1, " in text
     assert text.endswith("| mla | 1.51 (0.05 TB/s) |\n\n<!-- end of bench -->\n")
     assert "old" not in text
     assert picture.read_bytes().startswith(b"<?xml")

@@ -65,6 +65,7 @@ SLOTS = [
     Mutant("slot plus one", ("plain_nhd", "plain_planar"), APPEND, SLOT, "slot = (slot_number + 1) % BLOCK_SIZE", "append/T1"),
     Mutant("slot minus one", ("plain_nhd", "plain_planar"), APPEND, SLOT, "slot = (slot_number + 4) % BLOCK_SIZE", "append/T1"),
     Mutant("slot plus one", ("plain_minor", "banded_minor"), APPEND, SLOT, "slot = (slot_number + 1) % BLOCK_SIZE", "append/prefill"),
+    Mutant("slot minus one", ("plain_minor", "banded_minor"), APPEND, SLOT, "slot = (slot_number + 4) % BLOCK_SIZE", "append/prefill"),
     Mutant("last band never written", ("banded_minor",), APPEND, r"range\(0, HEAD_DIM, 16\)", "range(0, HEAD_DIM - 16, 16)", "append/prefill"),
     Mutant("block size mismatch", PLAIN, APPEND, "BLOCK_SIZE: tl.constexpr = 5", "BLOCK_SIZE: tl.constexpr = 6", "append/T7"),
     Mutant("skip of -1 lost", PLAIN, APPEND, r"slot_number >= 0", "slot_number >= -1", "append/skipped"),
@@ -158,7 +159,8 @@ READS = [
 ]
 
 CRASHES = [
-    Mutant("mask of another rank", PLAIN, APPEND, r"valid(\[[^\]]*\]) &", r"valid[:, None, None, None] &", "append/T1"),
+    Mutant("mask of another rank", PLAIN[:2], APPEND, r"valid(\[[^\]]*\]) &", r"valid[:, None, None, None] &", "append/T1"),
+    Mutant("mask of another rank", PLAIN[2:], APPEND, r"valid(\[[^\]]*\]) &", r"valid[:, None, None, None] &", "append/prefill"),
     Mutant("name that nothing has", PLAIN, APPEND, r"block = slot_number", "block = slot_numbers", "append/T1"),
     Mutant("right tensors refused", PLAIN, "append", r"\(NUM_HEADS, HEAD_DIM\)", "(NUM_HEADS + 1, HEAD_DIM)", "append/T1"),
 ]
@@ -188,6 +190,7 @@ def test_kinds() -> None:
     """Enough of them, each in three layouts: with planes and with slots below dims too, but for what these lack."""
     fewer = {
         "V with K's strides": "planes lie in one tensor, and have one set of strides",
+        "last band never written": "only slots below dims are written some dims at a time",
     }
     check_spread(MUTANTS, at_least=55, fewer=fewer)
 
