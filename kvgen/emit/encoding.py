@@ -108,7 +108,7 @@ def divided(encoding: Encoding, stream: str, source: str, busy: bool) -> str:
     """
     scale = encoding.scale
     if scale.arithmetic == "multiply":
-        if _inverted(scale) and encoding.zero is None:
+        if _inverted(encoding):
             return f"{stream} * _reciprocal(scale, NATIVE)"
         inverse = "inverse" if scale.given == "inverse" else "tl.div_rn(1.0, scale)"
         if encoding.code in INTEGERS:  # what is no number has the code of 0 anyway
@@ -157,7 +157,7 @@ def encodes_natively(encoding: Encoding | None) -> bool:
     """Whether some targets make codes of values in ways of their own."""
     if encoding is None:
         return False
-    return casts(encoding) or in_bytes(encoding) or (encoding.scale is not None and _inverted(encoding.scale))
+    return casts(encoding) or in_bytes(encoding) or _inverted(encoding)
 
 
 def casts(encoding: Encoding | None) -> bool:
@@ -257,15 +257,22 @@ def lifted(encoding: Encoding) -> bool:
     return scale.grid != "pow2" and _near(replace(scale, scale=None))
 
 
-def _floored(scale: Scale) -> bool:
-    """Whether what is below 2**-100, of magnitudes or of scales, does not count."""
-    return scale.dynamic and scale.scale is None and scale.floor >= 2.0**-100 and scale.floor_on in ("amax", "scale")
+def _floored(scale: Scale, zeroed: bool) -> bool:
+    """Whether magnitudes are finite, and what is below 2**-100 of them or of scales does not count.
+
+    The distance of the lowest from the highest, of which scales with a zero are made, may be infinite.
+    """
+    floored = scale.floor >= 2.0**-100 and scale.floor_on in ("amax", "scale")
+    return floored and scale.dynamic and scale.scale is None and not zeroed
 
 
-def _inverted(scale: Scale) -> bool:
+def _inverted(encoding: Encoding) -> bool:
     """Whether values are multiplied by the inverse of a scale that lies, with it, within 2**-126 and 2**126."""
-    floored = _floored(scale) and scale.floor_on == "scale" and scale.dtype == "float32" and scale.encode == "stored"
-    return floored and scale.arithmetic == "multiply" and scale.code_range >= 4.0
+    scale = encoding.scale
+    if scale is None or not _floored(scale, encoding.zero is not None):
+        return False
+    stored = scale.floor_on == "scale" and scale.dtype == "float32" and scale.encode == "stored"
+    return stored and scale.arithmetic == "multiply" and scale.code_range >= 4.0
 
 
 def _short(number: float) -> bool:
@@ -280,15 +287,12 @@ def _at_once(scale: Scale) -> bool:
 
 
 def _quotient(scale: Scale, steps: str, lift: str, zeroed: bool) -> str:
-    """amax over steps: rounded as a division is, or only so that what is stored of it is the same.
-
-    The distance of the lowest from the highest, of which scales with a zero are made, may be infinite.
-    """
+    """amax over steps: rounded as a division is, or only so that what is stored of it is the same."""
     if lift:
         return f"_lifted_ratio(amax, {steps}, lift, {lift}, NATIVE)"
     if scale.dtype in ("float8_e4m3fn", "float16") and scale.encode == "stored" and scale.grid != "pow2":
         return f"_ratio(amax, {steps if scale.scale else f'tl.full((), {steps}, tl.float32)'})"
-    if _floored(scale) and _short(scale.code_range) and not zeroed:
+    if _floored(scale, zeroed) and _short(scale.code_range):
         return f"_over_steps(amax, {steps})"
     return f"tl.div_rn(amax, {steps})"
 
