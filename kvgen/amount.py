@@ -6,62 +6,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+Powers = tuple[tuple[str, int], ...]
+"""What a term is a product of: unknowns, sorted, each with its power, which is below 0 if it divides."""
+
 
 @dataclass(frozen=True, slots=True)
 class Amount:
     """A sum of products of named unknowns; ``terms`` is sorted and without zeros, so equal amounts are equal values."""
 
-    terms: tuple[tuple[tuple[str, ...], Fraction], ...] = ()
+    terms: tuple[tuple[Powers, Fraction], ...] = ()
 
     @staticmethod
     def of(value: int | Fraction | str | Amount) -> Amount:
         if isinstance(value, Amount):
             return value
-        return _amount({(value,): Fraction(1)} if isinstance(value, str) else {(): Fraction(value)})
+        return Amount._power(value, 1) if isinstance(value, str) else _amount({(): Fraction(value)})
+
+    @staticmethod
+    def _power(unknown: str, power: int) -> Amount:
+        return _amount({((unknown, power),): Fraction(1)})
 
     def __add__(self, other: int | Amount) -> Amount:
         total = dict(self.terms)
-        for names, factor in Amount.of(other).terms:
-            total[names] = total.get(names, Fraction(0)) + factor
+        for powers, factor in Amount.of(other).terms:
+            total[powers] = total.get(powers, Fraction(0)) + factor
         return _amount(total)
 
     def __mul__(self, other: int | Fraction | str | Amount) -> Amount:
         factors, total = Amount.of(other).terms, {}
         for left, a in self.terms:
             for right, b in factors:
-                names = tuple(sorted(left + right))
-                total[names] = total.get(names, Fraction(0)) + a * b
+                powers = dict(left)
+                for name, power in right:
+                    powers[name] = powers.get(name, 0) + power
+                key = tuple(sorted((name, power) for name, power in powers.items() if power))
+                total[key] = total.get(key, Fraction(0)) + a * b
         return _amount(total)
 
     def per(self, other: int | str) -> Amount:
-        """This amount divided by a number or by an unknown, which is ``1/unknown`` in terms that do not contain it."""
-        if not isinstance(other, str):
-            return self * Fraction(1, other)
-        total = {}
-        for names, factor in self.terms:
-            rest = list(names)
-            if other in rest:
-                rest.remove(other)
-            else:
-                rest.append(f"1/{other}")
-            total[tuple(sorted(rest))] = factor
-        return _amount(total)
+        """This amount divided by a number or by an unknown."""
+        return self * (Amount._power(other, -1) if isinstance(other, str) else Fraction(1, other))
 
     def at(self, values: Mapping[str, int]) -> Amount:
         """This amount with some of its unknowns known."""
         total = Amount()
-        for names, factor in self.terms:
+        for powers, factor in self.terms:
             term = Amount.of(factor)
-            for name in names:
-                known = values.get(name.removeprefix("1/"))
-                term *= name if known is None else Fraction(1, known) if name.startswith("1/") else known
+            for name, power in powers:
+                term *= Fraction(values[name]) ** power if name in values else Amount._power(name, power)
             total += term
         return total
 
     @property
     def value(self) -> Fraction | int | None:
         """The number, or None if something is unknown."""
-        if any(names for names, _ in self.terms):
+        if any(powers for powers, _ in self.terms):
             return None
         number = self.terms[0][1] if self.terms else Fraction(0)
         return int(number) if number.denominator == 1 else number
@@ -75,12 +74,11 @@ class Amount:
         return " + ".join(_term_text(*term) for term in reversed(self.terms)).replace("+ -", "- ") or "0"
 
 
-def _amount(total: Mapping[tuple[str, ...], Fraction]) -> Amount:
-    return Amount(tuple(sorted((names, factor) for names, factor in total.items() if factor)))
+def _amount(total: Mapping[Powers, Fraction]) -> Amount:
+    return Amount(tuple(sorted((powers, factor) for powers, factor in total.items() if factor)))
 
 
-def _term_text(names: tuple[str, ...], factor: Fraction) -> str:
+def _term_text(powers: Powers, factor: Fraction) -> str:
     number = str(factor.numerator) if factor.denominator == 1 else f"{float(factor):.2f}"
-    if not names:
-        return number
-    return " * ".join(names if factor == 1 else (number, *names))
+    names = [name if power > 0 else f"1/{name}" for name, power in powers for _ in range(abs(power))]
+    return " * ".join(names if names and factor == 1 else (number, *names))

@@ -18,6 +18,7 @@ from tests.mutation import Mutant, check, check_layout, check_spread, family, pa
 
 HEAD = "axes: {head: 3, dim: 12}\nblock_size: 5\nbuffers:\n"
 LAYERS = "axes: {head: 3, dim: 12, layer: 3}\nblock_size: 5\nbuffers:\n"
+BANDED = "axes: {head: 2, dim: 32}\nblock_size: 5\nbuffers:\n"
 
 
 def one(name: str, buffers: str, head: str = HEAD) -> dict[str, Layout]:
@@ -39,7 +40,13 @@ LAYOUTS: dict[str, Layout] = {
     **one("layers_nhd", PAIR % "layer block kv slot head dim", LAYERS),
     **one("layers_planar", f"cache: {{order: block layer, {PLANES}}}", LAYERS),
     **one("layers_minor", PAIR % "block layer kv head dim slot", LAYERS),
-    **one("banded_minor", PAIR % "block kv head dim slot", "axes: {head: 2, dim: 32}\nblock_size: 5\nbuffers:\n"),
+    **one("banded_minor", PAIR % "block kv head dim slot", BANDED),
+    **one("banded_inside", PAIR % "block head dim (kv slot)", BANDED),
+    **one(
+        "banded_apart",
+        "keys: {holds: key, order: O}\n  values: {holds: value, order: O}".replace("O", "block head dim slot"),
+        BANDED,
+    ),
     **one("tiles", PAIR % "block kv head dim//4 slot dim%4"),
     **one("tiles_planar", "cache: {order: block, fields: [{key: dim//4 head slot dim%4}, {value: slot head dim}]}"),
     **one("record_nhd", "cache: {order: block slot head, fields: [key, {pad: 8}, value]}"),
@@ -66,7 +73,7 @@ SLOTS = [
     Mutant("slot minus one", ("plain_nhd", "plain_planar"), APPEND, SLOT, "slot = (slot_number + 4) % BLOCK_SIZE", "append/T1"),
     Mutant("slot plus one", ("plain_minor", "banded_minor"), APPEND, SLOT, "slot = (slot_number + 1) % BLOCK_SIZE", "append/prefill"),
     Mutant("slot minus one", ("plain_minor", "banded_minor"), APPEND, SLOT, "slot = (slot_number + 4) % BLOCK_SIZE", "append/prefill"),
-    Mutant("last band never written", ("banded_minor",), APPEND, r"range\(0, HEAD_DIM, 16\)", "range(0, HEAD_DIM - 16, 16)", "append/prefill"),
+    Mutant("last band never written", ("banded_minor", "banded_inside", "banded_apart"), APPEND, r"range\(0, HEAD_DIM, 16\)", "range(0, HEAD_DIM - 16, 16)", "append/prefill"),
     Mutant("block size mismatch", PLAIN, APPEND, "BLOCK_SIZE: tl.constexpr = 5", "BLOCK_SIZE: tl.constexpr = 6", "append/T7"),
     Mutant("skip of -1 lost", PLAIN, APPEND, r"slot_number >= 0", "slot_number >= -1", "append/skipped"),
     Mutant("skipped tokens go to slot 0", PLAIN, APPEND, NUMBER, r"\1\n    slot_number = tl.maximum(slot_number, 0)", "append/all_skipped"),

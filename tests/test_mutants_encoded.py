@@ -26,6 +26,9 @@ LAYOUTS: dict[str, Layout] = {
     **family("given", scaled("fp8_e4m3", "head", ", source: static"), dim=60),
     **family("int8", scaled("int8", "token head", ", source: dynamic"), dim=60, leaves=BY_HEAD),
     **family("rows", scaled("int8", "token", ", source: dynamic"), head=8, dim=128, leaves=leaves("slot", "scale")),
+    **family(
+        "whole", scaled("fp8_e4m3", "token", ", source: dynamic"), head=8, dim=128, leaves=leaves("slot", "scale")
+    ),
     **family("block", scaled("int8", "block head", ", source: static"), dim=60, leaves=leaves("head", "scale")),
     **family("away", ROUND_AWAY, dim=60),
     **family("int4", scaled("int4", "token head dim//16"), **NARROW),
@@ -51,7 +54,7 @@ SCALES = [
     Mutant("scale of another head stored", FP8[:2], APPEND, r"head\[None, :, None\]" + STORED.format("scale"), "(2 - head[None, :, None])", "append/T1"),
     Mutant("scale of another head stored", FP8[2:], APPEND, r"head \* (key|value)_scales_stride_head", r"(2 - head) * \1_scales_stride_head", "append/T1"),
     Mutant("amax of signed values", FP8, APPEND, r"_counted\((\w+)\)", r"\1", "append/T1"),
-    Mutant("amax of the other stream", ROWS[:2], APPEND, r"(\w+_amax), (\w+_amax) = tl\.split", r"\2, \1 = tl.split", "append/T1"),
+    Mutant("amax of the other stream", (*ROWS[:2], *placed("whole")[:2]), APPEND, r"(\w+_amax), (\w+_amax) = tl\.split", r"\2, \1 = tl.split", "append/T1"),
     Mutant("NaN in amax", FP8, "_counted", r"tl\.where\(x != x, 0\.0, (.*)\)\n", r"tl.where(x != x, 1e38, \1)\n", "append/T1"),
     Mutant("infinity in amax", FP8, "_amax", r"tl\.minimum\(largest, [^)]*\)", "largest", "append/edges"),
     Mutant("largest code of another format", FP8, APPEND, r"448\.0", "240.0", "append/T1"),

@@ -134,11 +134,11 @@ def groups(tile: Tile) -> str:
 
 def in_rows(masks: Masks, tile: Tile, words: int, rows: str) -> Masks:
     """Masks of stores of rows that have so many words, counted through: [rows]."""
-    if masks.store in ("", ", mask=valid"):
+    if masks.write in ("", "valid"):
         return masks
     shape = [text for name, text in zip(tile.order, sides(tile), strict=True) if name not in ("group", "dim")]
-    mask = f"tl.broadcast_to({masks.store.removeprefix(', mask=')}, {tuple_text([*shape, str(words)])})"
-    return replace(masks, store=f", mask=tl.reshape({mask}, ({rows},))")
+    mask = f"tl.broadcast_to({masks.write}, {tuple_text([*shape, str(words)])})"
+    return replace(masks, write=f"tl.reshape({mask}, ({rows},))")
 
 
 def by_group(name: str, tile: Tile, kept: Sequence[str]) -> str:

@@ -220,7 +220,7 @@ class Copying(Scaling):
         guards = self._kept(subscript(variables["token"].position, rank))
         _, masks = self._masks(copy.stream, guards, guards, bounds, named=False)
         if self._by_norm(copy.stream):  # the last code is above 0, and times the scale of nothing it is 0
-            masks = replace(masks, load=masks.load.replace("other=0", "other=-1"))
+            masks = replace(masks, other="-1")
         seen = variables | {"dim": Variable(name, rank - 1)}
         first, *others = (
             self._side(repack(place), copy.stream, seen, rank, word_type(place.itemsize), dims=extent // per)

@@ -209,7 +209,7 @@ def regroup(view: View, scale: Scale, extents: dict[str, int | None]) -> tuple[V
 
 
 STORED_AS = {"float32": "", "float16": "_to_scale_float16", "bfloat16": "_to_scale_bfloat16", "uint8": "_to_uint8"}
-NO_MASKS = Masks("", "", "", "")
+NO_MASKS = Masks()
 Loaded = Literal["early", "placed", "late"]
 """When a scale is loaded: with the values of all streams, behind them, or where it is used."""
 

@@ -136,15 +136,13 @@ class Indexing:
     def _masks(
         self, stream: str, load: list[str], store: list[str], bounds: list[str], named: bool = True
     ) -> tuple[str, Masks]:
-        """The definition of a mask that is long and used twice, and the mask arguments of loads and stores."""
+        """The definition of a mask that is long and used twice, and the masks of loads and stores."""
         loads, stores, runs = (" & ".join([*guards, *bounds]) for guards in (load, store, []))
         shared = named and loads == stores and " & " in loads
         definition = f"{stream}_mask = {loads}" if shared else ""
         if shared:
             loads = stores = f"{stream}_mask"
-        texts = [f", mask={text}" if text else "" for text in (loads, stores, runs)]
-        other = [f"{text}, other=0" if text else "" for text in texts]
-        return definition, Masks(load=other[0], store=texts[1], run_load=other[2], run_store=texts[2])
+        return definition, Masks(loads, stores, runs)
 
     def _side(
         self,

@@ -456,5 +456,5 @@ def _grid(layout: Layout, kernel: Kernel) -> str:
     parts = kv_parts(layout, kernel.plan, sched)
     if kernel.query:
         count = kernel.query.parts
-        return f"({tokens}, {parts + int(count)})" if count.isdecimal() else f"({tokens}, {parts} + {count})"
+        return f"({tokens}, {parts + count})" if isinstance(count, int) else f"({tokens}, {parts} + {count})"
     return f"({tokens}{'' if parts == 1 else f' * {parts}'},)"

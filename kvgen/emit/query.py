@@ -30,7 +30,7 @@ class QueryContext:
     taken: tuple[str, ...]
     given: str
     first: int
-    parts: str
+    parts: int | str
     heads: str  # of one program, where that depends on how many tokens there are
     constants: tuple[tuple[str, str], ...]
     definitions: tuple[tuple[str, str], ...]
@@ -119,11 +119,11 @@ class _Builder(Staging):
     def _tile_name(self, copy: Copy) -> str:
         return f"{extent_name(self.layout, copy.stream, 'head')}_TILE"
 
-    def _parts(self, copy: Copy, sched: Schedule) -> str:
+    def _parts(self, copy: Copy, sched: Schedule) -> int | str:
         """How many programs divide the heads."""
         if sched.many_query_heads != sched.query_heads:
             return f"{extent_name(self.layout, copy.stream, 'head')} // query_heads"
-        return str(-(-self.layout.stream(copy.stream).axes[0].extent // sched.query_heads))
+        return -(-self.layout.stream(copy.stream).axes[0].extent // sched.query_heads)
 
     def _args(self) -> list[Arg]:
         (copy,) = self.plan.copies

@@ -89,7 +89,7 @@ class Scaling(Staging):
         """Where the scale lies and what it is made of."""
         scale = self.layout.stream(copy.stream).scale
         side, masks, kept = self._param(copy, copy.scale, scale, scale_type(scale.dtype), "scale", tile, variables)
-        outer, outer_masks = Side(""), Masks("", "", "", "")
+        outer, outer_masks = Side(""), Masks()
         if scale.scale:
             found = self._param(copy, copy.outer, scale.scale, "tl.float32", "outer", tile, variables)
             outer, outer_masks = found[:2]

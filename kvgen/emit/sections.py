@@ -61,12 +61,36 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Mask arguments, ready to follow a pointer; those of a run leave the tokens out."""
+    """Conditions of what is read, what is written, and of either in a run, which leaves the tokens out.
 
-    load: str
-    store: str
-    run_load: str
-    run_store: str
+    ``other`` is there where nothing is read. The properties are arguments, ready to follow a pointer.
+    """
+
+    read: str = ""
+    write: str = ""
+    run: str = ""
+    other: str = "0"
+    hint: str = ""
+
+    @property
+    def load(self) -> str:
+        return self._argument(self.read, reads=True)
+
+    @property
+    def store(self) -> str:
+        return self._argument(self.write)
+
+    @property
+    def run_load(self) -> str:
+        return self._argument(self.run, reads=True)
+
+    @property
+    def run_store(self) -> str:
+        return self._argument(self.run)
+
+    def _argument(self, condition: str, reads: bool = False) -> str:
+        other = f", other={self.other}" if reads else ""
+        return (f", mask={condition}{other}" if condition else "") + self.hint
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from kvgen.emit.args import Arg, pointer
 from kvgen.emit.encoding import casts, encodes_natively
 from kvgen.emit.names import block_size_name, num_blocks_name
 from kvgen.emit.packing import word_type
-from kvgen.emit.sections import CopyContext, Masks, Side
+from kvgen.emit.sections import CopyContext, Side
 from kvgen.emit.transfer_half import Half, half_copies, halves, head_tile
 from kvgen.emit.transfer_sections import KernelSide, Move, TransferKernel
 from kvgen.lower import SLOT_NUMBER
@@ -86,7 +86,7 @@ class _Builder:
                 "native": self._native(),
                 "reads_first": self._reads_first(),
                 "reads_each": not self._reads_first(),
-                "reads_blocks": any("held" in move.read_masks.load for move in moves),
+                "reads_blocks": any("held" in move.read_masks.read for move in moves),
                 "together": bool(self.destination.group_axes),
             },
         )
@@ -179,18 +179,19 @@ class _Builder:
             self.destination.filled.add(copy.stream)
         encoded = self.destination._copy(write, tile)
         parts = replace(decoded, cache=decoded.dense, cache_masks=decoded.masks) if decoded.together else decoded
+        masks = replace(parts.cache_masks, other='float("nan")') if filled else parts.cache_masks
         return Move(
             name=copy.stream,
             comment=route,
             read=self._typed(self.source, copy, copy.source, parts, tile),
-            read_masks=_hinted(_with_nan(parts.cache_masks) if filled else parts.cache_masks),
+            read_masks=replace(masks, hint=HINT),
             together=decoded.together,
             write=replace(
                 self._typed(self.destination, copy, copy.destination, encoded, tile), made=not encoded.packed
             ),
-            write_masks=_hinted(encoded.cache_masks),
+            write_masks=replace(encoded.cache_masks, hint=HINT),
             raw=False,
-            mask_definition=encoded.mask_definition if f"{copy.stream}_mask" in encoded.cache_masks.store else "",
+            mask_definition=encoded.mask_definition if f"{copy.stream}_mask" in encoded.cache_masks.write else "",
             decoded=(decoded,) if decoded.encoded else (),
             encoded=(encoded,) if encoded.encoded else (),
             inside=self._inside(copy, tile),
@@ -213,9 +214,9 @@ class _Builder:
             name=name,
             comment=route + (", repacked" if packed else ", its bytes"),
             read=read,
-            read_masks=_hinted(read_masks),
+            read_masks=replace(read_masks, hint=HINT),
             write=write,
-            write_masks=_hinted(write_masks),
+            write_masks=replace(write_masks, hint=HINT),
             raw=not packed,
             unpacked=(replace(unpacked, stream=name),) if unpacked else (),
             packed=(replace(packed, stream=name),) if packed else (),
@@ -330,13 +331,3 @@ def _tables(transfer: Transfer, half: Half) -> list[str]:
         return []
     used = {view.tensor for copy in half.plan.copies for view in copy.views} | {f.view.tensor for f in half.plan.fills}
     return [buffer.name for buffer in half.layout.buffers if buffer.name in used]
-
-
-def _with_nan(masks: Masks) -> Masks:
-    """Masks of loads that have NaN where nothing is read."""
-    load, run = (text.replace("other=0", 'other=float("nan")') for text in (masks.load, masks.run_load))
-    return replace(masks, load=load, run_load=run)
-
-
-def _hinted(masks: Masks) -> Masks:
-    return Masks(masks.load + HINT, masks.store + HINT, masks.run_load + HINT, masks.run_store + HINT)
