@@ -2,6 +2,8 @@
 
 import ast
 import os
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from kvgen import assembly, compile_report
 from kvgen.compile_report import TARGETS, Failure, Figures
 from kvgen.diagnostics import KvgenError
+from tests.command import searching
 
 ROOT = Path(__file__).parent.parent
 TABLE = Path(__file__).parent / "compile_table.json"
@@ -151,6 +154,20 @@ def test_what_few_tokens_change_is_compiled_too():
     assert forms("nhd_fp8_token_head") == [("", None, 2), ("few warps", None, 4)]
     assert forms("mla_fp8_record") == [("", 4, 2), ("few tokens", 1, 2)]
     assert [form for form, _, _ in forms("paged_x_vector_fp8")] == ["", "few tokens"]
+
+
+def test_arguments_are_compiled_for_what_launches_make_of_them():
+    """Types, divisors, and what is constant: strides of 1, of a scale for each head, of bits, of whole vectors."""
+    names = ("paged_nhd", "nhd_fp8_head", "paged_x_vector", "nhd_int4_planes", "cross_layer_nhd", "nhd_fused_mrope")
+    found = subprocess.run(
+        [sys.executable, "-m", "tests.launched", *names],
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | searching(ROOT),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines() == [f"{name}: {6 if 'fused' in name else 5} launches" for name in names]
 
 
 def test_slot_minor_values_are_moved_in_whole_vectors():

@@ -10,7 +10,7 @@ from typing import Literal
 from kvgen import sizes
 from kvgen.axes import product
 from kvgen.emit.names import TRITON_TYPES
-from kvgen.layout import Layout, Scale
+from kvgen.layout import Buffer, Layout, Scale
 from kvgen.lower import coalesce
 from kvgen.lower_fuse import PACKED, packed_width
 from kvgen.plan import Copy, Norm, Plan, Rotary, View
@@ -26,10 +26,11 @@ CONSTANT = ("tile", "tokens", "flag", "unit", "native", "heads", "head_tile", "a
 
 @dataclass(frozen=True, slots=True)
 class Arg:
-    """A kernel argument: its name, its Triton type, and the launcher's expression for it.
+    """A kernel argument: its name, its Triton type at a launch, and the launcher's expression for it.
 
-    Pointers, strides and extents are specialised on their divisibility by 16, counts and the index of a layer are not;
-    an ``optional`` pointer may be None; those of CONSTANT are constexpr.
+    Integers that fit have 32 bits to Triton. Strides and extents are specialised: 1 is a constant, and 16 a divisor
+    that is known, as it is of pointers. Counts and the index of a layer are not. An ``optional`` pointer may be None;
+    those of CONSTANT are constexpr.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Arg:
     value: str
     role: Role
     divisible: bool = False  # whether a stride is a multiple of 16 in tensors that are not padded
-    compiled: int | None = None  # what a constexpr is in tensors that are not padded, where its role does not tell
+    compiled: int | None = None  # what a constant is in tensors that are not padded, where its role does not tell
     few: int | None = None  # and where there are few tokens
 
     @property
@@ -97,10 +98,10 @@ def position_args(plan: Plan) -> list[Arg]:
         return []
     args = [Arg("positions_ptr", "*i64", "positions", "pointer")]
     if rotary.mrope:
-        args.append(Arg("positions_stride", "i64", "positions.stride(0) if positions.dim() == 2 else 0", "count"))
+        args.append(Arg("positions_stride", "i32", "positions.stride(0) if positions.dim() == 2 else 0", "count"))
     tables = [stage.cos for copy in plan.staged for stage in copy.stages if isinstance(stage, Rotary)]
     if found := [table.tensor for table in tables if table]:
-        args.append(Arg("num_positions", "i64", f"{found[0]}.shape[0]", "count"))
+        args.append(Arg("num_positions", "i32", f"{found[0]}.shape[0]", "count"))
     return args
 
 
@@ -111,14 +112,14 @@ def placement_args(layout: Layout, plan: Plan) -> list[Arg]:
     if remap:
         mapped = [
             Arg(f"{remap}_ptr", "*i64", remap, "pointer"),
-            Arg(f"{remap}_length", "i64", f"{remap}.shape[0]", "count"),
+            Arg(f"{remap}_length", "i32", f"{remap}.shape[0]", "count"),
         ]
     if plan.placement == "slots":
         name = "slot_mapping" if plan.kind == "append" else "slots"
         return [Arg(f"{name}_ptr", "*i64", name, "pointer"), *mapped]
     table = [
         Arg("block_table_ptr", "*i32", "block_table", "pointer"),
-        Arg("block_table_stride", "i64", "block_table.stride(0)", "count"),
+        Arg("block_table_stride", "i32", "block_table.stride(0)", "count"),
         Arg("num_columns", "i32", "block_table.shape[1]", "count"),
     ]
     rank = [Arg("rank", "i32", "rank", "count")] if layout.slots.shard else []
@@ -169,6 +170,11 @@ def counted_strides(args: Iterable[Arg], unit: str) -> tuple[str, ...]:
     """The launcher's expressions of the strides that a kernel takes in units of that name."""
     counted = f" // {unit}"
     return tuple(arg.value.removesuffix(counted) for arg in args if arg.value.endswith(counted))
+
+
+def smallest_stride(layout: Layout, buffer: Buffer | None, dim: int) -> int | None:
+    """A stride of a buffer that is not padded, where it is known; of other tensors it is not."""
+    return None if buffer is None else sizes.strides(layout, buffer)[dim].value
 
 
 def stride_factors(layout: Layout, view: View, stream: str, dim: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgen.axes import Axis
-from kvgen.emit.args import Arg, stride_factors, stride_unit, widest_unit
+from kvgen.emit.args import Arg, smallest_stride, stride_factors, stride_unit, widest_unit
 from kvgen.emit.encoding import regroup
 from kvgen.emit.index import Variable, address, dim_name, subscript
 from kvgen.emit.names import extent_name, extents_of, index_name
@@ -182,7 +182,7 @@ class Indexing:
         if any(step.digit.axis == "position" for step in view.steps):  # a table of cosines and sines
             name, rope = f"{view.tensor}_stride_position", self.plan.rotary.rope
             width = rope.pairs if rope.cos_sin == "split" else rope.rotary_dim
-            self.strides[name] = Arg(name, "i64", f"{view.tensor}.stride({dim})", "stride", width % 16 == 0)
+            self.strides[name] = Arg(name, "i32", f"{view.tensor}.stride({dim})", "stride", width % 16 == 0)
             return name
         if buffer is not None:
             leaf = stream
@@ -196,7 +196,9 @@ class Indexing:
         if scale is not None and name not in self.strides:
             known = stride_factors(self.layout, view, stream, dim) if buffer is not None else [1]
             divisible = all(factor % 16 == 0 for factor in known)
-            self.strides[name] = Arg(name, "i64", f"{view.tensor}.stride({dim})", "stride", divisible)
+            last = buffer is None and dim == len(scale.axes) - 1
+            one = 1 if last or smallest_stride(self.layout, buffer, dim) == 1 else None
+            self.strides[name] = Arg(name, "i32", f"{view.tensor}.stride({dim})", "stride", divisible, one)
             return name
         if name in self.strides:
             return name if self.strides[name].value.endswith(")") else f"{name} * {self.unit_name}"
@@ -206,5 +208,7 @@ class Indexing:
         if divisible and unit < widest_unit(self.plan):
             unit = 1  # the compiler knows more of it as it is
         value = f"{view.tensor}.stride({dim})" + (f" // {self.unit_name.lower()}" if unit > 1 else "")
-        self.strides[name] = Arg(name, "i64", value, "stride", all(factor % (16 * unit) == 0 for factor in factors))
+        divisible = all(factor % (16 * unit) == 0 for factor in factors)
+        one = 1 if smallest_stride(self.layout, buffer, dim) == unit else None
+        self.strides[name] = Arg(name, "i32", value, "stride", divisible, one)
         return f"{name} * {self.unit_name}" if unit > 1 else name

@@ -219,9 +219,9 @@ class Builder(Copying):
     def _args(self, query: QueryContext | None) -> list[Arg]:
         plan, layout = self.plan, self.layout
         args = [*data_args(layout, plan), *placement_args(layout, plan), *position_args(plan)]
-        args.append(Arg("num_slots", "i64", "num_slots", "count"))
+        args.append(Arg("num_slots", "i32", "num_slots", "count"))
         if self.tiled:
-            args.append(Arg("num_tokens", "i64", "num_tokens", "count"))
+            args.append(Arg("num_tokens", "i32", "num_tokens", "count"))
         runs = any(tile.runs for tile in self.sched.tiles)
         if layout.block_size is None and (runs or self.axes & {"block", "slot"} or plan.placement != "slots"):
             args.append(Arg(block_size_name(layout), "i32", block_size_name(layout), "extent"))

@@ -153,14 +153,14 @@ def _concat() -> Iterator[KernelSpec]:
     sizes = {"NOPE_DIM": 128, "ROPE_DIM": 64, "NOPE_SIDE": 128, "ROPE_SIDE": 64, "HEADS": 16, "NATIVE": BY_TARGET}
     for form, out in {"": "*bf16", "float8_e4m3fn": "*u8"}.items():
         pointers = {"k_nope_ptr": "*bf16", "k_rope_ptr": "*bf16", "out_ptr": out}
-        signature = pointers | dict.fromkeys(strides, "i64") | {"num_heads": "i32"} | dict.fromkeys(sizes, "constexpr")
+        signature = pointers | dict.fromkeys(strides, "i32") | {"num_heads": "i32"} | dict.fromkeys(sizes, "constexpr")
         yield KernelSpec("_concat_mla_key_kernel", form, signature, sizes, (*pointers, *strides), 4)
 
 
 def _addressing(layout: Layout) -> Iterator[KernelSpec]:
     extra = {name: "i32" for name in slot_of_extra(layout).split(", ") if name}
     out = {"out_ptr": f"*i{layout.slots.dtype.removeprefix('int')}"}
-    table = {"block_table_ptr": "*i32", "block_table_stride": "i64", "num_columns": "i32", "num_rows": "i32"}
+    table = {"block_table_ptr": "*i32", "block_table_stride": "i32", "num_columns": "i32", "num_rows": "i32"}
     counts = dict.fromkeys(("num_out", "num_tokens", "num_requests"), "i32")
     pointers = ("positions_ptr", "context_lens_ptr", "query_start_loc_ptr", "request_ids_ptr")
     forms = {

@@ -265,7 +265,7 @@ class _Builder:
             args += self._buffer_args(half, side)
         list_name = "slots" if self.plan.placement == "slots" else "blocks"
         args += [Arg(f"{side.prefix}{list_name}_ptr", "*i64", f"{side.prefix}{list_name}", "pointer") for side in sides]
-        args.append(Arg("num_tokens", "i64", "num_tokens", "count"))
+        args.append(Arg("num_tokens", "i32", "num_tokens", "count"))
         if self.transfer.layers == "all":
             args.append(Arg("num_layers", "i32", "num_layers", "count"))
         for half, side in zip(self.halves, sides, strict=True):
@@ -296,7 +296,7 @@ class _Builder:
     def _side_args(self, half: Half, side: KernelSide) -> list[Arg]:
         what = "num_slots" if self.plan.placement == "slots" else "num_blocks"
         value = f"{side.prefix}num_slots" if self.plan.placement == "slots" else side.num_blocks
-        args = [Arg(f"{side.prefix}{what}", "i64", value, "count")]
+        args = [Arg(f"{side.prefix}{what}", "i32", value, "count")]
         if half.layout.block_size is None:
             args.append(Arg(side.block_size, "i32", side.block_size, "extent"))
         if side.layer:
