@@ -1441,16 +1441,6 @@ def _append_kernel(
     token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
-    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
-    first = tl.min(slot_number, axis=0)
-    first_slot = first % BLOCK_SIZE
-    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
-    whole = whole & (first_slot % TOKENS == 0)
-    first_block = first // BLOCK_SIZE
-    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1465,6 +1455,20 @@ def _append_kernel(
         mask=in_range[None, :],
         other=0,
     )
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # key to key_cache, fp8_e4m3 with a scale per token and head
     key = _widened(key, NATIVE)
@@ -1572,6 +1576,19 @@ def _append_key_kernel(
     token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
+    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
+
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    key = tl.load(
+        key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
+        mask=in_range[None, :],
+        other=0,
+    )
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1582,15 +1599,6 @@ def _append_key_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = (tl.program_id(0) % 8).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
-
-    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    key = tl.load(
-        key_ptr + token[None, :] * key_stride_token + head * key_stride_head + dim[:, None],
-        mask=in_range[None, :],
-        other=0,
-    )
 
     # key to key_cache, fp8_e4m3 with a scale per token and head
     key = _widened(key, NATIVE)
@@ -1653,6 +1661,19 @@ def _append_value_kernel(
     token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
+    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
+
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    value = tl.load(
+        value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
+        mask=in_range[None, :],
+        other=0,
+    )
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
@@ -1663,15 +1684,6 @@ def _append_value_kernel(
     whole = whole & (first_slot % TOKENS == 0)
     first_block = first // BLOCK_SIZE
     run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
-    head = (tl.program_id(0) % 8).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
-
-    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    value = tl.load(
-        value_ptr + token[None, :] * value_stride_token + head * value_stride_head + dim[:, None],
-        mask=in_range[None, :],
-        other=0,
-    )
 
     # value to value_cache, fp8_e4m3 with a scale per token and head
     value = _widened(value, NATIVE)
@@ -1765,18 +1777,6 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token, mask=in_range, other=-1).to(tl.int64)
     position = tl.load(positions_ptr + token, mask=in_range, other=-1).to(tl.int64)
-    known = (request >= 0) & (request < num_rows)
-    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
-    block = slot_number // BLOCK_SIZE
-    slot = slot_number % BLOCK_SIZE
-    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
-    first = tl.min(slot_number, axis=0)
-    first_slot = first % BLOCK_SIZE
-    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
-    whole = whole & (first_slot % TOKENS == 0)
-    first_block = first // BLOCK_SIZE
-    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
     head = (tl.program_id(0) % 8).to(tl.int64)
     dim = tl.arange(0, HEAD_DIM).to(tl.int64)
 
@@ -1791,6 +1791,22 @@ def _append_positions_kernel(
         mask=in_range[None, :],
         other=0,
     )
+    if TOKENS > 1:
+        tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
+        if (tl.program_id(0) // 8) * TOKENS >= num_tokens:  # never, but what lies behind a branch stays there
+            return
+    known = (request >= 0) & (request < num_rows)
+    slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
+    valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
+    block = slot_number // BLOCK_SIZE
+    slot = slot_number % BLOCK_SIZE
+    # Where the tokens are a run of slots in one block, the compiler is told: their values lie side by side.
+    first = tl.min(slot_number, axis=0)
+    first_slot = first % BLOCK_SIZE
+    whole = tl.min((valid & (slot_number == first + tl.arange(0, TOKENS))).to(tl.int32), axis=0) == 1
+    whole = whole & (first_slot % TOKENS == 0)
+    first_block = first // BLOCK_SIZE
+    run_slot = tl.multiple_of(first_slot, TOKENS) + tl.arange(0, TOKENS)
 
     # key to key_cache, fp8_e4m3 with a scale per token and head
     key = _widened(key, NATIVE)

@@ -98,9 +98,10 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
     _check_separate("latent_cache", latent_cache, "rope_cache", rope_cache)
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 2),)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             num_slots,
             num_tokens,
@@ -112,11 +113,10 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
             rope_cache.stride(2),
             rope_cache.stride(3),
             rope.stride(0),
+            tokens,
         )
         with _on(device):
-            compiled = _append_kernel[grid](
-                latent, rope, latent_cache, rope_cache, slot_mapping, *numbers, num_warps=2 if num_tokens <= 1024 else 1
-            )
+            compiled = _append_kernel[grid](latent, rope, latent_cache, rope_cache, slot_mapping, *numbers, num_warps=1)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -137,9 +137,10 @@ def append_latent(latent, latent_cache, slot_mapping):
     _check_buffer("latent_cache", latent_cache, (num_blocks, 1, 32, BLOCK_SIZE, 16), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 2),)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             num_slots,
             num_tokens,
@@ -147,11 +148,10 @@ def append_latent(latent, latent_cache, slot_mapping):
             latent_cache.stride(2),
             latent_cache.stride(3),
             latent.stride(0),
+            tokens,
         )
         with _on(device):
-            compiled = _append_latent_kernel[grid](
-                latent, latent_cache, slot_mapping, *numbers, num_warps=2 if num_tokens <= 1024 else 1
-            )
+            compiled = _append_latent_kernel[grid](latent, latent_cache, slot_mapping, *numbers, num_warps=1)
         _append_latent_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -172,9 +172,10 @@ def append_rope(rope, rope_cache, slot_mapping):
     _check_buffer("rope_cache", rope_cache, (num_blocks, 1, 4, BLOCK_SIZE, 16), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 8),)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             num_slots,
             num_tokens,
@@ -182,6 +183,7 @@ def append_rope(rope, rope_cache, slot_mapping):
             rope_cache.stride(2),
             rope_cache.stride(3),
             rope.stride(0),
+            tokens,
         )
         with _on(device):
             compiled = _append_rope_kernel[grid](rope, rope_cache, slot_mapping, *numbers, num_warps=1)
@@ -215,9 +217,10 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
     _check_separate("latent_cache", latent_cache, "rope_cache", rope_cache)
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 2),)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -232,18 +235,11 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
             rope_cache.stride(2),
             rope_cache.stride(3),
             rope.stride(0),
+            tokens,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                latent,
-                rope,
-                latent_cache,
-                rope_cache,
-                block_table,
-                positions,
-                request_ids,
-                *numbers,
-                num_warps=2 if num_tokens <= 1024 else 1,
+                latent, rope, latent_cache, rope_cache, block_table, positions, request_ids, *numbers, num_warps=1
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -279,9 +275,10 @@ def gather(latent_cache, rope_cache, slots, *, out=None, zero_skipped=False):
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 2),)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             num_slots,
             num_tokens,
@@ -293,17 +290,12 @@ def gather(latent_cache, rope_cache, slots, *, out=None, zero_skipped=False):
             rope_cache.stride(2),
             rope_cache.stride(3),
             rope_out.stride(0),
+            tokens,
             zero_skipped,
         )
         with _on(device):
             compiled = _gather_kernel[grid](
-                latent_out,
-                rope_out,
-                latent_cache,
-                rope_cache,
-                slots,
-                *numbers,
-                num_warps=2 if num_tokens <= 1024 else 1,
+                latent_out, rope_out, latent_cache, rope_cache, slots, *numbers, num_warps=1
             )
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return latent_out, rope_out
@@ -367,9 +359,10 @@ def gather_paged(
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
+    tokens = 1 if num_tokens <= 256 else 4
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 2),)
+        grid = (triton.cdiv(num_tokens, tokens),)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -384,6 +377,7 @@ def gather_paged(
             rope_cache.stride(2),
             rope_cache.stride(3),
             rope_out.stride(0),
+            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -397,7 +391,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=2 if num_tokens <= 1024 else 1,
+                num_warps=1,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return latent_out, rope_out
@@ -793,11 +787,9 @@ def _append_kernel(
     rope_cache_stride_dim_div16,
     rope_cache_stride_slot,
     rope_stride_token,
+    TOKENS: tl.constexpr,
 ):
-    """One program writes latent and rope of 2 tokens."""
-    TOKENS: tl.constexpr = 2
-    LATENT_DIM: tl.constexpr = 512
-    ROPE_DIM: tl.constexpr = 64
+    """One program writes latent and rope of TOKENS tokens."""
     BLOCK_SIZE: tl.constexpr = 128
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -806,35 +798,41 @@ def _append_kernel(
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    latent_dim = tl.arange(0, LATENT_DIM).to(tl.int64)
-    rope_dim = tl.arange(0, ROPE_DIM).to(tl.int64)
+    latent_dim_vector = tl.arange(0, 32).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    rope_dim_vector = tl.arange(0, 4).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=in_range[:, None], other=0
+        latent_ptr + token[:, None, None] * latent_stride_token + latent_dim_vector[None, :, :],
+        mask=in_range[:, None, None],
+        other=0,
     )
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    rope = tl.load(
+        rope_ptr + token[:, None, None] * rope_stride_token + rope_dim_vector[None, :, :],
+        mask=in_range[:, None, None],
+        other=0,
+    )
 
     # latent to latent_cache
     tl.store(
         latent_cache_ptr
-        + block[:, None] * latent_cache_stride_block
-        + (latent_dim // 16)[None, :] * latent_cache_stride_dim_div16
-        + slot[:, None] * latent_cache_stride_slot
-        + (latent_dim % 16)[None, :],
+        + block[:, None, None] * latent_cache_stride_block
+        + (latent_dim_vector // 16)[None, :, :] * latent_cache_stride_dim_div16
+        + slot[:, None, None] * latent_cache_stride_slot
+        + (latent_dim_vector % 16)[None, :, :],
         latent,
-        mask=valid[:, None],
+        mask=valid[:, None, None],
     )
 
     # rope to rope_cache
     tl.store(
         rope_cache_ptr
-        + block[:, None] * rope_cache_stride_block
-        + (rope_dim // 16)[None, :] * rope_cache_stride_dim_div16
-        + slot[:, None] * rope_cache_stride_slot
-        + (rope_dim % 16)[None, :],
+        + block[:, None, None] * rope_cache_stride_block
+        + (rope_dim_vector // 16)[None, :, :] * rope_cache_stride_dim_div16
+        + slot[:, None, None] * rope_cache_stride_slot
+        + (rope_dim_vector % 16)[None, :, :],
         rope,
-        mask=valid[:, None],
+        mask=valid[:, None, None],
     )
 
 
@@ -849,10 +847,9 @@ def _append_latent_kernel(
     latent_cache_stride_dim_div16,
     latent_cache_stride_slot,
     latent_stride_token,
+    TOKENS: tl.constexpr,
 ):
-    """One program writes latent of 2 tokens."""
-    TOKENS: tl.constexpr = 2
-    LATENT_DIM: tl.constexpr = 512
+    """One program writes latent of TOKENS tokens."""
     BLOCK_SIZE: tl.constexpr = 128
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -861,22 +858,24 @@ def _append_latent_kernel(
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    latent_dim = tl.arange(0, LATENT_DIM).to(tl.int64)
+    latent_dim_vector = tl.arange(0, 32).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=in_range[:, None], other=0
+        latent_ptr + token[:, None, None] * latent_stride_token + latent_dim_vector[None, :, :],
+        mask=in_range[:, None, None],
+        other=0,
     )
 
     # latent to latent_cache
     tl.store(
         latent_cache_ptr
-        + block[:, None] * latent_cache_stride_block
-        + (latent_dim // 16)[None, :] * latent_cache_stride_dim_div16
-        + slot[:, None] * latent_cache_stride_slot
-        + (latent_dim % 16)[None, :],
+        + block[:, None, None] * latent_cache_stride_block
+        + (latent_dim_vector // 16)[None, :, :] * latent_cache_stride_dim_div16
+        + slot[:, None, None] * latent_cache_stride_slot
+        + (latent_dim_vector % 16)[None, :, :],
         latent,
-        mask=valid[:, None],
+        mask=valid[:, None, None],
     )
 
 
@@ -891,10 +890,9 @@ def _append_rope_kernel(
     rope_cache_stride_dim_div16,
     rope_cache_stride_slot,
     rope_stride_token,
+    TOKENS: tl.constexpr,
 ):
-    """One program writes rope of 8 tokens."""
-    TOKENS: tl.constexpr = 8
-    ROPE_DIM: tl.constexpr = 64
+    """One program writes rope of TOKENS tokens."""
     BLOCK_SIZE: tl.constexpr = 128
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -903,20 +901,24 @@ def _append_rope_kernel(
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    rope_dim = tl.arange(0, ROPE_DIM).to(tl.int64)
+    rope_dim_vector = tl.arange(0, 4).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    rope = tl.load(
+        rope_ptr + token[:, None, None] * rope_stride_token + rope_dim_vector[None, :, :],
+        mask=in_range[:, None, None],
+        other=0,
+    )
 
     # rope to rope_cache
     tl.store(
         rope_cache_ptr
-        + block[:, None] * rope_cache_stride_block
-        + (rope_dim // 16)[None, :] * rope_cache_stride_dim_div16
-        + slot[:, None] * rope_cache_stride_slot
-        + (rope_dim % 16)[None, :],
+        + block[:, None, None] * rope_cache_stride_block
+        + (rope_dim_vector // 16)[None, :, :] * rope_cache_stride_dim_div16
+        + slot[:, None, None] * rope_cache_stride_slot
+        + (rope_dim_vector % 16)[None, :, :],
         rope,
-        mask=valid[:, None],
+        mask=valid[:, None, None],
     )
 
 
@@ -942,11 +944,9 @@ def _append_positions_kernel(
     rope_cache_stride_dim_div16,
     rope_cache_stride_slot,
     rope_stride_token,
+    TOKENS: tl.constexpr,
 ):
-    """One program writes latent and rope of 2 tokens."""
-    TOKENS: tl.constexpr = 2
-    LATENT_DIM: tl.constexpr = 512
-    ROPE_DIM: tl.constexpr = 64
+    """One program writes latent and rope of TOKENS tokens."""
     BLOCK_SIZE: tl.constexpr = 128
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -961,35 +961,41 @@ def _append_positions_kernel(
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    latent_dim = tl.arange(0, LATENT_DIM).to(tl.int64)
-    rope_dim = tl.arange(0, ROPE_DIM).to(tl.int64)
+    latent_dim_vector = tl.arange(0, 32).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    rope_dim_vector = tl.arange(0, 4).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     latent = tl.load(
-        latent_ptr + token[:, None] * latent_stride_token + latent_dim[None, :], mask=in_range[:, None], other=0
+        latent_ptr + token[:, None, None] * latent_stride_token + latent_dim_vector[None, :, :],
+        mask=in_range[:, None, None],
+        other=0,
     )
-    rope = tl.load(rope_ptr + token[:, None] * rope_stride_token + rope_dim[None, :], mask=in_range[:, None], other=0)
+    rope = tl.load(
+        rope_ptr + token[:, None, None] * rope_stride_token + rope_dim_vector[None, :, :],
+        mask=in_range[:, None, None],
+        other=0,
+    )
 
     # latent to latent_cache
     tl.store(
         latent_cache_ptr
-        + block[:, None] * latent_cache_stride_block
-        + (latent_dim // 16)[None, :] * latent_cache_stride_dim_div16
-        + slot[:, None] * latent_cache_stride_slot
-        + (latent_dim % 16)[None, :],
+        + block[:, None, None] * latent_cache_stride_block
+        + (latent_dim_vector // 16)[None, :, :] * latent_cache_stride_dim_div16
+        + slot[:, None, None] * latent_cache_stride_slot
+        + (latent_dim_vector % 16)[None, :, :],
         latent,
-        mask=valid[:, None],
+        mask=valid[:, None, None],
     )
 
     # rope to rope_cache
     tl.store(
         rope_cache_ptr
-        + block[:, None] * rope_cache_stride_block
-        + (rope_dim // 16)[None, :] * rope_cache_stride_dim_div16
-        + slot[:, None] * rope_cache_stride_slot
-        + (rope_dim % 16)[None, :],
+        + block[:, None, None] * rope_cache_stride_block
+        + (rope_dim_vector // 16)[None, :, :] * rope_cache_stride_dim_div16
+        + slot[:, None, None] * rope_cache_stride_slot
+        + (rope_dim_vector % 16)[None, :, :],
         rope,
-        mask=valid[:, None],
+        mask=valid[:, None, None],
     )
 
 
@@ -1010,12 +1016,10 @@ def _gather_kernel(
     rope_cache_stride_dim_div16,
     rope_cache_stride_slot,
     rope_out_stride_token,
+    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of 2 tokens."""
-    TOKENS: tl.constexpr = 2
-    LATENT_DIM: tl.constexpr = 512
-    ROPE_DIM: tl.constexpr = 64
+    """One program reads latent and rope of TOKENS tokens."""
     BLOCK_SIZE: tl.constexpr = 128
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
@@ -1027,36 +1031,42 @@ def _gather_kernel(
         written = in_range
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    latent_dim = tl.arange(0, LATENT_DIM).to(tl.int64)
-    rope_dim = tl.arange(0, ROPE_DIM).to(tl.int64)
+    latent_dim_vector = tl.arange(0, 32).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    rope_dim_vector = tl.arange(0, 4).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_cache_ptr
-        + block[:, None] * latent_cache_stride_block
-        + (latent_dim // 16)[None, :] * latent_cache_stride_dim_div16
-        + slot[:, None] * latent_cache_stride_slot
-        + (latent_dim % 16)[None, :],
-        mask=valid[:, None],
+        + block[:, None, None] * latent_cache_stride_block
+        + (latent_dim_vector // 16)[None, :, :] * latent_cache_stride_dim_div16
+        + slot[:, None, None] * latent_cache_stride_slot
+        + (latent_dim_vector % 16)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
     rope = tl.load(
         rope_cache_ptr
-        + block[:, None] * rope_cache_stride_block
-        + (rope_dim // 16)[None, :] * rope_cache_stride_dim_div16
-        + slot[:, None] * rope_cache_stride_slot
-        + (rope_dim % 16)[None, :],
-        mask=valid[:, None],
+        + block[:, None, None] * rope_cache_stride_block
+        + (rope_dim_vector // 16)[None, :, :] * rope_cache_stride_dim_div16
+        + slot[:, None, None] * rope_cache_stride_slot
+        + (rope_dim_vector % 16)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
 
     # latent from latent_cache
     tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+        latent_out_ptr + token[:, None, None] * latent_out_stride_token + latent_dim_vector[None, :, :],
+        latent,
+        mask=written[:, None, None],
     )
 
     # rope from rope_cache
-    tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
+    tl.store(
+        rope_out_ptr + token[:, None, None] * rope_out_stride_token + rope_dim_vector[None, :, :],
+        rope,
+        mask=written[:, None, None],
+    )
 
 
 @triton.jit(do_not_specialize=["block_table_stride", "num_columns", "num_requests", "num_slots", "num_tokens"])
@@ -1082,17 +1092,15 @@ def _gather_paged_kernel(
     rope_cache_stride_dim_div16,
     rope_cache_stride_slot,
     rope_out_stride_token,
+    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads latent and rope of 2 tokens."""
-    TOKENS: tl.constexpr = 2
-    LATENT_DIM: tl.constexpr = 512
-    ROPE_DIM: tl.constexpr = 64
+    """One program reads latent and rope of TOKENS tokens."""
     BLOCK_SIZE: tl.constexpr = 128
 
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64 if TOKENS == 1 else 8)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1105,36 +1113,42 @@ def _gather_paged_kernel(
         written = in_range
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    latent_dim = tl.arange(0, LATENT_DIM).to(tl.int64)
-    rope_dim = tl.arange(0, ROPE_DIM).to(tl.int64)
+    latent_dim_vector = tl.arange(0, 32).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    rope_dim_vector = tl.arange(0, 4).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on.
     latent = tl.load(
         latent_cache_ptr
-        + block[:, None] * latent_cache_stride_block
-        + (latent_dim // 16)[None, :] * latent_cache_stride_dim_div16
-        + slot[:, None] * latent_cache_stride_slot
-        + (latent_dim % 16)[None, :],
-        mask=valid[:, None],
+        + block[:, None, None] * latent_cache_stride_block
+        + (latent_dim_vector // 16)[None, :, :] * latent_cache_stride_dim_div16
+        + slot[:, None, None] * latent_cache_stride_slot
+        + (latent_dim_vector % 16)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
     rope = tl.load(
         rope_cache_ptr
-        + block[:, None] * rope_cache_stride_block
-        + (rope_dim // 16)[None, :] * rope_cache_stride_dim_div16
-        + slot[:, None] * rope_cache_stride_slot
-        + (rope_dim % 16)[None, :],
-        mask=valid[:, None],
+        + block[:, None, None] * rope_cache_stride_block
+        + (rope_dim_vector // 16)[None, :, :] * rope_cache_stride_dim_div16
+        + slot[:, None, None] * rope_cache_stride_slot
+        + (rope_dim_vector % 16)[None, :, :],
+        mask=valid[:, None, None],
         other=0,
     )
 
     # latent from latent_cache
     tl.store(
-        latent_out_ptr + token[:, None] * latent_out_stride_token + latent_dim[None, :], latent, mask=written[:, None]
+        latent_out_ptr + token[:, None, None] * latent_out_stride_token + latent_dim_vector[None, :, :],
+        latent,
+        mask=written[:, None, None],
     )
 
     # rope from rope_cache
-    tl.store(rope_out_ptr + token[:, None] * rope_out_stride_token + rope_dim[None, :], rope, mask=written[:, None])
+    tl.store(
+        rope_out_ptr + token[:, None, None] * rope_out_stride_token + rope_dim_vector[None, :, :],
+        rope,
+        mask=written[:, None, None],
+    )
 
 
 @triton.jit(

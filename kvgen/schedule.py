@@ -10,7 +10,8 @@ Rules of legality:
 
 What is fast was measured (H200, bf16): one program per token with all heads where ``dim`` is the fastest axis of the
 cache (of rows that are short and only moved two tokens, in calls of any size; of rows in short runs as many tokens as
-have theirs in one line), and tiles of some tokens with the tokens along the lanes where ``slot`` is.
+have theirs in one line, and where they are short such lines side by side), and tiles of some tokens with the tokens
+along the lanes where ``slot`` is.
 """
 
 from __future__ import annotations
@@ -107,13 +108,16 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
     in_pairs = rows and plan.kind == "gather" and row == TARGET_VALUES and _aligned(layout, plan) == VECTOR
     tokens = 2 if in_pairs and not wish.tokens else tokens
-    beside = _tokens_of_a_line(plan, row) if moved and row >= TARGET_VALUES and not wish.tokens else 1
-    tokens *= beside
+    line = _tokens_of_a_line(plan, row) if moved else 1
+    tokens = tokens if wish.tokens else max(tokens, line)
+    in_lines = line > 1 and tokens > 1 and row < TARGET_VALUES
     whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
     tokens = max(tokens, 512 // row) if whole_groups and not (slot_minor or wish.tokens) else tokens
     per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on)
     if moved:
-        per_warp = 512 if tokens == 1 else 1024  # more accesses of a thread are under way at a time
+        per_warp = (
+            512 if tokens == 1 else 2048 if in_lines else 1024
+        )  # more accesses of a thread are under way at a time
     if whole:
         per_warp = 512
     elif plan.kind == "append" and tokens == 1 and not (plan.staged or slot_minor):
@@ -124,18 +128,18 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         per_warp = min(per_warp, 512)
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
-    tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector) for copy in plan.copies)
+    tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector, in_lines) for copy in plan.copies)
     # Codes that are unpacked to be turned go through shared memory where a thread has few of them.
     slow = any(worked_on_together(stream) and not _in_tables(layout, plan, stream) for stream in streams)
     fewest = STAGED_FEW if plan.staged else 512 if slow else 256
     few_warps = max(num_warps, min(4, padded_side(math.ceil(row / fewest))))
     enough = whole_groups or plan.query is not None  # beside programs of a query more warps do not pay
     few_warps = num_warps if wish.num_warps or not worked_on or enough else few_warps
-    if moved and tokens > beside and not wish.num_warps:
+    if moved and tokens > line and not (in_lines or wish.num_warps):
         few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
-    by_count = tokens > 1 and wish.tokens is None and not moved and not whole_groups
+    by_count = tokens > 1 and wish.tokens is None and (in_lines or not moved) and not whole_groups
     encoding = encodes and not (plan.staged or slot_minor)
-    few = FEW_ENCODED if encoding or in_pairs else FEW_TOKENS
+    few = FEW_ENCODED if encoding or in_pairs or in_lines else FEW_TOKENS
     some = SOME_TOKENS
     if slot_minor and by_count and not wish.num_warps:
         few_warps, some = min(num_warps, padded_side(math.ceil(row / 256))), few
@@ -151,7 +155,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
 
 def _together(layout: Layout, plan: Plan, tokens: int, slot_minor: bool) -> bool:
     """Whether the loads of an append are kept together: of single rows that are moved or become codes in little work,
-    of tiles that are turned, and of those that become codes, under given scales or beside a stream that is only moved.
+    of tiles that are turned, and of others that become codes, under given scales or beside a stream that is only moved.
 
     Left to itself ptxas fits kernels into few registers, and has some loads wait until what others brought is used up.
     A barrier and a branch behind it cost some 20 ns: where there is much work on a row it is no faster with them.
@@ -161,7 +165,7 @@ def _together(layout: Layout, plan: Plan, tokens: int, slot_minor: bool) -> bool
     streams = [layout.stream(name) for name in plan.streams]
     if tokens == 1:
         return all(stream.encoding is None or _bytes_under_exponents(stream) for stream in streams)
-    if slot_minor and all(stream.encoding is None for stream in streams):
+    if slot_minor:
         return True
     beside = len(plan.copies) == len(streams) and any(stream.encoding is None for stream in streams)
     return any(stream.encoding and stream.scale and (beside or not stream.scale.dynamic) for stream in streams)
@@ -274,26 +278,30 @@ def _tokens_of_a_line(plan: Plan, row: int) -> int:
     return min(LINE // max(runs), max(1, MAX_VALUES // row)) if short else 1
 
 
-def _tile(layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None, vector: bool) -> Tile:
+def _tile(
+    layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None, vector: bool, in_lines: bool = False
+) -> Tile:
     """Tile axes in logical order, but for the one along the lanes, which goes last.
 
     A token that is appended alone is no axis; one that is gathered is (``vector``): its row may be zeroed. Where tokens
     are along the lanes and some dims lie side by side, each lane gathers those: the sectors that it reads are whole.
+    ``in_lines``: lanes walk a run, the tokens beside it, then the next runs of these: both sides' lines are whole.
     """
     view = plan.cache_view(copy)
     last = along = _lane(layout, plan, copy)
-    beside = _beside(layout, plan, copy) if vector and last == "token" else 1
+    beside = _beside(layout, plan, copy) if in_lines or (vector and last == "token") else 1
     sides: dict[str, int | None] = {"token": tokens}
+    if beside > 1:  # of axes that are alike to it the compiler takes the first along the lanes
+        sides["run"] = padded_side(-(-layout.stream(copy.stream).axes[-1].extent // beside))
+        last = "dim"
     for axis in layout.stream(copy.stream).axes:
         if axis.name == "dim" and (group := layout.stream(copy.stream).group):
             sides["group"] = padded_side(-(-axis.extent // group))
             sides["dim"] = padded_side(group)
         elif axis.name == "dim" and beside > 1:
-            sides["run"] = padded_side(-(-axis.extent // beside))
+            sides["dim"] = beside
         else:
             sides[axis.name] = heads if axis.name == "head" and heads is not None else padded_side(axis.extent)
-    if beside > 1:  # of axes that are alike to it the compiler takes the first along the lanes
-        sides["dim"], last = beside, "dim"
     order = [name for name in sides if name != last] + [last]
     kept = [name for name in order if sides[name] != 1 or (name == "token" and vector)]
     slots = {"slot", SLOT_NUMBER}

@@ -65,6 +65,23 @@ def test_tokens_whose_runs_share_a_line_share_a_program() -> None:
         assert [schedule(layout, plan).tokens for plan in lower(layout) if plan.name == "append"] == [tokens]
 
 
+def test_tiles_have_whole_lines_of_short_rows_in_short_runs() -> None:
+    """Lanes walk a run, the tokens beside it, then the next run of these: what is read and written are lines."""
+    for function in ("append", "append_positions", "gather", "gather_paged"):
+        found = chosen("mla_nz", function)
+        assert (found.tokens, found.by_count, found.few, found.num_warps, found.few_warps) == (4, True, 256, 1, 1)
+        assert [tile.order for tile in found.tiles] == [("token", "run", "dim")] * 2
+        assert [tile.sides for tile in found.tiles] == [(4, 32, 16), (4, 4, 16)]
+    text = (ROOT / "layouts" / "mla_nz.yaml").read_text()
+    expected = {
+        text.replace("512", "384"): ((4, 32, 16), (4, 4, 16)),
+        text.replace("dim: 64", "dim: 16"): ((4, 32, 16), (4, 16)),
+    }
+    for changed, sides in expected.items():
+        layout = load_text(changed)
+        assert tuple(tile.sides for tile in schedule(layout, lower(layout)[0]).tiles) == sides
+
+
 def test_warps_of_fused_appends() -> None:
     """Few tokens take more warps where there is no query."""
     expected = {
@@ -101,7 +118,7 @@ def test_loads_are_kept_together_where_ptxas_would_part_them() -> None:
     """Of rows that are moved or divided by exponents, and of tiles under given scales or beside what is moved."""
     together = {"paged_nhd": True, "nhd_mxfp8": True, "nhd_mxfp4": False, "nhd_fp8_tensor": False, "nhd_int4": False}
     together |= {"mla_fp8": True, "paged_x_vector_fp8": True, "mla": False, "mla_fp8_record": True}
-    together |= {"indexer_planar": False}
+    together |= {"indexer_planar": False, "aiter_shuffle": True, "aiter_shuffle_fp8": True}
     assert {name: chosen(name).together for name in together} == together
     text = rendered("mla_fp8")
     kernel = text[text.index("def _append_kernel(") :].partition("@triton.jit")[0]
