@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kvgen import runtime
 from kvgen.emit import render_layout
-from kvgen.emit.codebook import line
+from kvgen.emit.codebook import eights, line
 from kvgen.quant.turbo import CODEBOOKS, Codebook, decode, encode
 from tests.quantised import INF, NAN, encoding_of
 from tests.test_quant_narrow import layout_of
@@ -34,14 +34,20 @@ IN_TABLES = {
 PROBE = """
 
 @triton.jit
-def probe(x_ptr, code_ptr, square_ptr, value_ptr, COUNT: tl.constexpr):
+def probe(x_ptr, code_ptr, value_ptr, COUNT: tl.constexpr):
     each = tl.arange(0, COUNT)
-    bounds, squares = _{name}_tables(True)
-    code, square = _{name}_codes(tl.load(x_ptr + each), bounds, squares, True)
+    code = _{name}_codes(tl.load(x_ptr + each), _{name}_table(True), True)
     tl.store(code_ptr + each, code)
-    tl.store(square_ptr + each, square)
     tl.store(value_ptr + each, _{name}_values(code + each * {count}, True))
+
+
+@triton.jit
+def probe_squares(code_ptr, square_ptr, GROUPS: tl.constexpr):
+    codes = tl.load(code_ptr + tl.arange(0, 16 * GROUPS))
+    words = _eights(codes, GROUPS, {eights})
+    tl.store(square_ptr + tl.arange(0, GROUPS), _{name}_squares(words, False))
 """
+ABOVE = 0x4B000000  # 2**23: codes are what a sum with it ends in
 
 
 @cache
@@ -50,17 +56,17 @@ def probed(book: Codebook) -> ModuleType:
     for asm, table in IN_TABLES.items():
         assert text.count(asm) == 1
         text = text.replace(asm, table)
-    text += PROBE.format(name=book.name, count=1 << book.bits)
+    text += PROBE.format(name=book.name, count=1 << book.bits, eights=eights(book.name))
     return runtime.import_module(f"probed_{book.name}", text)
 
 
-def found(book: Codebook, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes of values, the squares of their centroids, and the centroids of numbers that end in these codes."""
+def found(book: Codebook, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What ends in the codes of values, and the centroids of numbers that end in these codes."""
     count = 1 << (len(x) - 1).bit_length()
     x = torch.nn.functional.pad(x, (0, count - len(x)))
-    code, square, value = torch.zeros(count, dtype=torch.int32), torch.zeros(count), torch.zeros(count)
-    probed(book).probe[(1,)](x, code, square, value, count)
-    return code, square, value
+    code, value = torch.zeros(count, dtype=torch.int32), torch.zeros(count)
+    probed(book).probe[(1,)](x, code, value, count)
+    return code, value
 
 
 def values_of(book: Codebook) -> Tensor:
@@ -77,12 +83,22 @@ def values_of(book: Codebook) -> Tensor:
 @pytest.mark.parametrize("book", CODEBOOKS, ids=lambda book: book.name)
 def test_tables_of_threads(book: Codebook) -> None:
     x = values_of(book)
-    code, square, value = (each[: len(x)] for each in found(book, x))
+    code, value = (each[: len(x)] for each in found(book, x))
     expected = encode(book, encoding_of(book.name), x)
-    assert torch.equal(code, expected.int())
-    centroids = decode(book, expected)
-    assert torch.equal(value, centroids)
-    assert torch.equal(square, centroids * centroids)
+    assert torch.equal(code, expected.int() + ABOVE)
+    assert torch.equal(value, decode(book, expected))
+
+
+@pytest.mark.parametrize("book", CODEBOOKS, ids=lambda book: book.name)
+def test_squares_are_counted(book: Codebook) -> None:
+    """Of groups of one code each, and of any codes: each in 2**-24, and their sum as a float32."""
+    count, groups = 1 << book.bits, 256
+    codes = torch.randint(count, (groups, 16), generator=torch.Generator().manual_seed(book.bits), dtype=torch.int32)
+    codes[:count] = torch.arange(count, dtype=torch.int32)[:, None]
+    found = torch.zeros(groups)
+    probed(book).probe_squares[(1,)](codes + ABOVE, found, groups)
+    squares = (decode(book, codes).double().square() * 2**24).round().long()
+    assert torch.equal(found, squares.sum(1).float())
 
 
 @pytest.mark.parametrize("book", CODEBOOKS, ids=lambda book: book.name)

@@ -14,6 +14,8 @@ from kvgen.schedule import Tile
 
 NAMES = ("first", "second", "third")
 """Steps of a search among up to eight centroids."""
+WORD = 8
+"""Codes that are looked at together in a word, of which a group has two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +28,42 @@ class Halving:
     values: str
     bit: int
 
+    @property
+    def place(self) -> int:
+        """Which bit that is."""
+        return self.bit.bit_length() - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What each centroid adds to a sum of squares, in 2**-24, whose number has all of some bits."""
+
+    factor: int
+    bits: str
+
 
 @dataclass(frozen=True, slots=True)
 class Book:
     """A codebook as its functions print it: its codes, how a size is found among the centroids above 0, and these.
 
-    ``tagged`` are centroids of which the lowest bits are replaced by their codes, ``sizes`` the centroids themselves,
-    ``bounds`` what lies below them. ``slope`` and ``height`` are those of ``line``.
+    ``upper`` are numbers of 2**23 that end in the codes of these, ``sizes`` the centroids themselves, ``bounds`` what
+    lies below them. ``slope`` and ``height`` are those of ``line``. Of eight codes in a word ``ones`` has the lowest
+    bits, and ``both`` those beside them too; ``constant`` and ``terms`` make up the squares of 16 centroids.
     """
 
     name: str
     half: int
     halvings: tuple[Halving, ...]
-    tagged: str
+    upper: str
     sizes: str
     bounds: str
     slope: str
     height: str
+    sign: int
+    ones: str
+    both: str
+    constant: int
+    terms: tuple[Term, ...]
 
     @property
     def mask(self) -> int:
@@ -56,7 +77,6 @@ def codebooks() -> tuple[Book, ...]:
 
 def _book(book: Codebook) -> Book:
     half, steps = len(book.centroids), NAMES[: book.bits - 1]
-    tagged = [f"0x{_tagged(value, half + i, 2 * half):X}" for i, value in enumerate(book.centroids)]
     halvings = []
     for i, name in enumerate(steps):
         step = half >> i + 1
@@ -64,16 +84,45 @@ def _book(book: Codebook) -> Book:
         bits = [f"0x{_bits(bound):X}" for bound in bounds]
         halvings.append(Halving(name, _chosen(steps[:i], bits), ", ".join(map(repr, bounds)), step))
     # What is found last decides last: nothing that was found before it has to wait for it.
-    found = [tagged[int(f"{i:0{len(steps)}b}"[::-1], 2)] for i in range(half)]
+    last_first = [int(f"{i:0{len(steps)}b}"[::-1], 2) for i in range(half)]
+    upper = [f"0x{_bits(2.0**23) + half + code:X}" for code in last_first]
+    ones = sum(1 << book.bits * i for i in range(WORD))
+    constant, *factors = moments(book)
     return Book(
         book.name,
         half,
         tuple(halvings),
-        _chosen(steps[::-1], found),
+        _chosen(steps[::-1], upper),
         _chosen(steps, [repr(value) for value in book.centroids]),
         _chosen(steps, [repr(value) for value in (0.0, *book.bounds)]),
         *map(repr, line(book)),
+        sign=book.bits - 1,
+        ones=f"0x{ones:X}",
+        both=f"0x{3 * ones:X}",
+        constant=GROUP * constant,
+        terms=tuple(
+            Term(factor, " & ".join(step.name for step in halvings if i & step.bit))
+            for i, factor in enumerate(factors, 1)
+        ),
     )
+
+
+def moments(book: Codebook) -> list[int]:
+    """Of each set of bits what a centroid's square has of it, in 2**-24, where a size's number has all of them.
+
+    A square is the sum over the sets that its number has, of which the empty one is the first.
+    """
+    found = [round(_short(value) ** 2 * 2**24) for value in book.centroids]
+    for bit in range(book.bits - 1):
+        found = [value - found[i ^ 1 << bit] if i >> bit & 1 else value for i, value in enumerate(found)]
+    return found
+
+
+def eights(mode: str) -> str:
+    """What ``_eights`` takes of a codebook: the bits of a code, and what lies among those of a word beside them."""
+    (bits,) = (book.bits for book in CODEBOOKS if book.name == mode)
+    above = sum(_bits(2.0**23) << bits * i for i in range(WORD)) % 2**32
+    return f"{bits}, {_signed(above) if bits * WORD == 32 else 0}"
 
 
 def line(book: Codebook) -> tuple[float, float]:
@@ -106,10 +155,14 @@ def _bits(value: float) -> int:
     return struct.unpack("i", struct.pack("f", value))[0]
 
 
-def _tagged(value: float, tag: int, tags: int) -> int:
-    """The bits of the float32 nearest to ``value`` whose lowest bits are ``tag``."""
-    near = _bits(value) // tags * tags + tag
-    return min((near - tags, near, near + tags), key=lambda bits: abs(bits - _bits(value)))
+def _short(value: float) -> float:
+    """The float32 nearest to a number."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
+def _signed(word: int) -> int:
+    """A word of 32 bits as an integer with a sign."""
+    return word - (word >> 31 << 32)
 
 
 def sides(tile: Tile) -> list[str]:
@@ -119,8 +172,8 @@ def sides(tile: Tile) -> list[str]:
 
 def rotation(tile: Tile, dims: int) -> str:
     """What a rotation takes beside the values of a tile, whose last axes are all dims of a row."""
-    (root,) = struct.unpack("f", struct.pack("f", 1 / math.sqrt(dims)))
     rows = [text for name, text in zip(tile.order, sides(tile), strict=True) if name not in ("group", "dim")]
+    root = _short(1 / math.sqrt(dims))
     return f"{' * '.join(rows) or '1'}, {dims.bit_length() - 1}, {root!r}, {tuple_text(sides(tile))}"
 
 

@@ -312,7 +312,8 @@ def build_scale(
     stretch: str = "",
     shaped: str = "",
     by_norm: str = "",
-    tables: str = "",
+    table: str = "",
+    eights: str = "",
 ) -> ScaleContext:
     """Everything a section says of its scale; ``lift`` is the type that values came in where scales are lifted."""
     # Each stream has a name of its own for a scale that several share: tiles differ.
@@ -357,7 +358,8 @@ def build_scale(
         groups=groups,
         stretch=stretch,
         by_norm=by_norm,
-        tables=tables,
+        table=table,
+        eights=eights,
         own=own,
         given=given,
         early=loaded == "early",

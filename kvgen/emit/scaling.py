@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from kvgen.axes import Digit
 from kvgen.emit.args import Arg, position_args
-from kvgen.emit.codebook import by_group, groups, sides
+from kvgen.emit.codebook import by_group, eights, groups, sides
 from kvgen.emit.encoding import Loaded, build_scale, build_zero, lifted, reduced, scale_type
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.names import index_name, tuple_text
@@ -99,7 +99,7 @@ class Scaling(Staging):
         if self._by_norm(copy.stream):
             stretch, stored = (by_group(name, tile, kept) for name in ("stretch", "stored"))
             largest = "_amax(_largest(group))"
-            norm = (groups(tile), stretch, stored, f"_{mode}_scales", f"_{mode}_tables(NATIVE)")
+            norm = (groups(tile), stretch, stored, f"_{mode}_scales", f"_{mode}_table(NATIVE)", eights(mode))
         zeroed, loaded = copy.zero is not None, self._loaded(copy, scale.scale or scale)
         lift = self._source_type(copy) if lifted(self.layout.stream(copy.stream).encoding) else ""
         return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, loaded, lift, *norm)

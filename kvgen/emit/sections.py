@@ -128,7 +128,8 @@ class ScaleContext:
     groups: str  # where it is the norm of a group: how many a tile has,
     stretch: str  # what each is multiplied by,
     by_norm: str  # the function that makes scales by norm,
-    tables: str  # and what codes are found by
+    table: str  # what codes are found by,
+    eights: str  # and what puts them in words is told of them
     own: str  # the name of the scale as it is loaded,
     given: str  # and of what is handed in: that one, or the one that it is counted in
     early: bool  # whether it is loaded with the values,
