@@ -141,7 +141,15 @@ def append(key, value, key_cache, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_kernel[grid](
-                key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=2, enable_fp_fusion=False
+                key,
+                value,
+                key_cache,
+                value_cache,
+                slot_mapping,
+                *numbers,
+                num_warps=2,
+                enable_fp_fusion=False,
+                **_registers(device, 64),
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -213,7 +221,13 @@ def append_value(value, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value, value_cache, slot_mapping, *numbers, num_warps=2, enable_fp_fusion=False
+                value,
+                value_cache,
+                slot_mapping,
+                *numbers,
+                num_warps=2,
+                enable_fp_fusion=False,
+                **_registers(device, 64),
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
@@ -280,6 +294,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 *numbers,
                 num_warps=2,
                 enable_fp_fusion=False,
+                **_registers(device, 64),
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -1087,10 +1102,11 @@ def _append_kernel(
     value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
     group = _sixteen(value, 64)
-    bounds, squares = _turbo4_tables(NATIVE)  # while others are on their way
+    bounds = _turbo4_table(NATIVE)  # while others are on their way
     stretch = _stretch(_amax(_largest(group)), 2.73259)
-    value, squares = _turbo4_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
-    chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
+    value = _turbo4_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, NATIVE)
+    chosen = _sixteen(value, 64)
+    words = _eights(value, 64, 4, -83886080)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1102,7 +1118,7 @@ def _append_kernel(
         mask=valid,
     )
     # The scale comes last.
-    stored = _turbo4_scales(group, chosen, squares, NATIVE)
+    stored = _turbo4_scales(group, chosen, words, NATIVE)
     stored = tl.reshape(stored, (8, 8, 1))
     tl.store(
         value_cache_ptr
@@ -1201,10 +1217,11 @@ def _append_value_kernel(
     value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
     group = _sixteen(value, 64)
-    bounds, squares = _turbo4_tables(NATIVE)  # while others are on their way
+    bounds = _turbo4_table(NATIVE)  # while others are on their way
     stretch = _stretch(_amax(_largest(group)), 2.73259)
-    value, squares = _turbo4_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
-    chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
+    value = _turbo4_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, NATIVE)
+    chosen = _sixteen(value, 64)
+    words = _eights(value, 64, 4, -83886080)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1216,7 +1233,7 @@ def _append_value_kernel(
         mask=valid,
     )
     # The scale comes last.
-    stored = _turbo4_scales(group, chosen, squares, NATIVE)
+    stored = _turbo4_scales(group, chosen, words, NATIVE)
     stored = tl.reshape(stored, (8, 8, 1))
     tl.store(
         value_cache_ptr
@@ -1305,10 +1322,11 @@ def _append_positions_kernel(
     value = _widened(value, NATIVE)
     value = _hadamard(value, 8, 7, 0.0883883461356163, (8, 8, 16))
     group = _sixteen(value, 64)
-    bounds, squares = _turbo4_tables(NATIVE)  # while others are on their way
+    bounds = _turbo4_table(NATIVE)  # while others are on their way
     stretch = _stretch(_amax(_largest(group)), 2.73259)
-    value, squares = _turbo4_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, squares, NATIVE)
-    chosen, squares = _sixteen(value, 64), _sixteen(squares, 64)
+    value = _turbo4_codes(value * tl.reshape(stretch, (8, 8, 1)), bounds, NATIVE)
+    chosen = _sixteen(value, 64)
+    words = _eights(value, 64, 4, -83886080)
     value = _pack_4(tl.reshape(value, (8, 64, 2)))
     tl.store(
         value_cache_ptr
@@ -1320,7 +1338,7 @@ def _append_positions_kernel(
         mask=valid,
     )
     # The scale comes last.
-    stored = _turbo4_scales(group, chosen, squares, NATIVE)
+    stored = _turbo4_scales(group, chosen, words, NATIVE)
     stored = tl.reshape(stored, (8, 8, 1))
     tl.store(
         value_cache_ptr
@@ -2317,30 +2335,26 @@ def _of_lane(each, lane):
 
 
 @triton.jit
-def _turbo4_tables(native: tl.constexpr):
-    """What each thread has of the tables that codes are found by: the bound below the next code, a centroid's square."""
+def _turbo4_table(native: tl.constexpr):
+    """What each thread has of the table that codes are found by: the bound below the next code."""
     if native:
-        size = _turbo4_sizes(_lane())
-        bounds, squares = _turbo4_bounds(_lane() + 1), size * size
+        bounds = _turbo4_bounds(_lane() + 1)
     else:
-        bounds, squares = 0.0, 0.0
-    return bounds, squares
+        bounds = 0.0
+    return bounds
 
 
 @triton.jit
-def _turbo4_codes(x, bounds, squares, native: tl.constexpr):
-    """How many of the bounds between centroids are not above x, 0 for NaN; and nearly the square of its centroid."""
+def _turbo4_codes(x, bounds, native: tl.constexpr):
+    """How many of the bounds between centroids are not above x, 0 for NaN: numbers of 2**23 that end in that."""
     if native:
-        # A line through the bounds, held to what codes there are and rounded, is the code or one less; 1.5 * 2**23: the
-        # sum ends in the integer. The bound between the two decides.
-        code = tl.fma(_unit(tl.fma(x, 0.23963305096970733, 0.5)), 14.0, 12582912.0)
+        # A line through the bounds, held to what codes there are and rounded, is the code or one less: the sum with
+        # 2**23 ends in the integer. The bound between the two decides.
+        code = tl.fma(_unit(tl.fma(x, 0.23963305096970733, 0.5)), 14.0, 8388608.0)
         bound = _of_lane(bounds, code.to(tl.int32, bitcast=True))
         code = (code + tl.where(x >= bound, 1.0, 0.0)).to(tl.int32, bitcast=True)
-        square = _of_lane(squares, code)
-        code = code - 0x4B400000  # last: what puts codes together takes it off once for all of them
     else:
-        # Bounds lie on both sides of 0: those that a size has reached count, or has passed where x is below 0. The
-        # centroid found has its code in its lowest bits; that of the other one of its size has all of these turned.
+        # Bounds lie on both sides of 0: those that a size has reached count, or has passed where x is below 0.
         below = tl.where(x >= 0.0, 0, -1)
         size = tl.abs(x).to(tl.int32, bitcast=True) + below
         # 1.099286
@@ -2351,15 +2365,12 @@ def _turbo4_codes(x, bounds, squares, native: tl.constexpr):
         third = size >= tl.where(
             first, tl.where(second, 0x4019A6C2, 0x3FB7F42C), tl.where(second, 0x3F4CAF4F, 0x3E8435AD)
         )
-        centroid = tl.where(
+        code = tl.where(
             third,
-            tl.where(second, tl.where(first, 0x402EE2BF, 0x3F713D2B), tl.where(first, 0x3FCF1C1D, 0x3EC6AE39)),
-            tl.where(second, tl.where(first, 0x40046ABE, 0x3F28215A), tl.where(first, 0x3FA0CC2C, 0x3E0379F8)),
-        )
-        code = (centroid ^ below) & 15
-        centroid = centroid.to(tl.float32, bitcast=True)
-        square = centroid * centroid
-    return code, square
+            tl.where(second, tl.where(first, 0x4B00000F, 0x4B00000B), tl.where(first, 0x4B00000D, 0x4B000009)),
+            tl.where(second, tl.where(first, 0x4B00000E, 0x4B00000A), tl.where(first, 0x4B00000C, 0x4B000008)),
+        ) ^ (below & 15)
+    return code
 
 
 @triton.jit
@@ -2408,6 +2419,64 @@ def _turbo4_values(code, native: tl.constexpr):
     else:
         value = _turbo4_centroids(code)
     return value
+
+
+@triton.jit
+def _eights(codes, groups: tl.constexpr, bits: tl.constexpr, above: tl.constexpr):
+    """Codes of groups of 16 in two words, [groups] each: eight in a word, the first in the low bits.
+
+    Codes end numbers that are those of 2**23 before; above: what these leave among the codes of a word.
+    """
+    codes = tl.reshape(codes, (groups, 2, 2, 2, 2))
+    for step in tl.static_range(3):
+        low, high = tl.split(codes)
+        codes = low + (high << (bits << step))
+    return tl.split(codes - above)
+
+
+@triton.jit
+def _of_eights(words, bit: tl.constexpr, ones: tl.constexpr):
+    """One bit of all codes of two words, where ones has the first word's lowest, and the second's next to those."""
+    first, second = words
+    if bit == 0:
+        second = second << 1
+    else:
+        second = second >> (bit - 1)
+    return ((first >> bit) & ones) | (second & (ones << 1))
+
+
+@triton.jit
+def _count(bits, native: tl.constexpr):
+    """How many bits of a word are set."""
+    if native:
+        count = tl.inline_asm_elementwise("popc.b32 $0, $1;", "=r,r", [bits], tl.int32, True, 1)
+    else:
+        bits = bits.to(tl.uint32, bitcast=True)
+        bits = bits - ((bits >> 1) & 0x55555555)
+        bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+        count = ((((bits + (bits >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+    return count
+
+
+@triton.jit
+def _turbo4_squares(words, native: tl.constexpr):
+    """The squares of 16 centroids, by their codes in two words of eight: their sum in 2**-24.
+
+    A square is the sum of what each of some sets of bits stands for, if a code has all of the set: sets are counted.
+    """
+    sign = _of_eights(words, 3, 0x11111111)
+    first = ~(sign ^ _of_eights(words, 2, 0x11111111)) & 0x33333333
+    second = ~(sign ^ _of_eights(words, 1, 0x11111111)) & 0x33333333
+    third = ~(sign ^ _of_eights(words, 0, 0x11111111)) & 0x33333333
+    total = 4425232
+    total += 2249757 * _count(third, native)
+    total += 6959980 * _count(second, native)
+    total += 5411933 * _count(second & third, native)
+    total += 26199819 * _count(first, native)
+    total += 15197823 * _count(first & third, native)
+    total += 38384052 * _count(first & second, native)
+    total += 30596334 * _count(first & second & third, native)
+    return total.to(tl.float32)
 
 
 @triton.jit
@@ -2565,12 +2634,12 @@ def _turbo4_sure_scale(
 
 
 @triton.jit
-def _turbo4_scales(values, codes, squares, native: tl.constexpr):
-    """Norms of groups over those of the centroids that were chosen, as e4m3.
+def _turbo4_scales(values, codes, words, native: tl.constexpr):
+    """Norms of groups over those of the centroids that were chosen, as e4m3: by their codes, one by one and in words.
 
     Float32 tells the code, but near a bound between two, where float64 does: in threads that have such a group.
     """
-    stored, sure = _near_scale(values, squares, native)
+    stored, sure = _near_scale(values, _turbo4_squares(words, native), native)
     if _EXACT_FMA:
         stored = tl.map_elementwise(_turbo4_sure_scale, stored, sure, *values, *codes)
     else:
@@ -2614,21 +2683,20 @@ def _largest(x):
 
 @triton.jit
 def _near_scale(x, squares, native: tl.constexpr):
-    """The norm of 16 values over the root of 16 squares, in float32 and as e4m3; and whether float64 would say so too.
+    """The norm of 16 values over a root, in float32 and as e4m3; and whether float64 would say so too.
 
-    Two sums of 16, a quotient, a root and what squares are off leave the ratio off by less than 2**-18 of itself: what
-    2**-17 less and as much more have the same code of has that code. No sum is right where there is NaN.
+    squares is 2**24 of what the root is taken of. A sum of 16, two roots and their product leave the ratio off by less
+    than 2**-18 of itself: what 2**-17 less and as much more have the same code of has that code. No sum is right where
+    there is NaN.
     """
     a, b, c, d = x[0] * x[0], x[1] * x[1], x[2] * x[2], x[3] * x[3]
-    e, f, g, h = squares[0], squares[1], squares[2], squares[3]
     for i in tl.static_range(4, 16, 4):
         a, b = tl.fma(x[i], x[i], a), tl.fma(x[i + 1], x[i + 1], b)
         c, d = tl.fma(x[i + 2], x[i + 2], c), tl.fma(x[i + 3], x[i + 3], d)
-        e, f, g, h = e + squares[i], f + squares[i + 1], g + squares[i + 2], h + squares[i + 3]
     total = (a + b) + (c + d)
-    ratio = tl.sqrt(total / ((e + f) + (g + h)))
-    least = _fp8_e4m3_codes(ratio * 0.99999237060546875, native)
-    most = _fp8_e4m3_codes(ratio * 1.00000762939453125, native)
+    ratio = tl.sqrt(total) * tl.rsqrt(squares)
+    least = _fp8_e4m3_codes(ratio * 4095.96875, native)
+    most = _fp8_e4m3_codes(ratio * 4096.03125, native)
     return least, (least == most) & (total == total)
 
 
@@ -2687,6 +2755,14 @@ def _native(device):
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _registers(device, most):
+    """The option of a launch that bounds a thread's registers: about as many are taken then, and else fewer.
+
+    Only where the native forms of codes are taken: others need more.
+    """
+    return {"maxnreg": most} if _native(device) else {}
 
 
 def _check_integers(name, tensor, device, length=None):

@@ -30,13 +30,17 @@ FEW = 20
 
 
 class KernelSpec(Protocol):
-    """What is compiled: a kernel's name in its module, and how its arguments are specialised."""
+    """What is compiled: a kernel's name in its module, and how its arguments are specialised.
+
+    ``registers`` bounds those of a thread on targets that cast natively (0: nothing does).
+    """
 
     name: str
     signature: Mapping[str, str]
     constexprs: Mapping[str, Any]
     divisible: tuple[str, ...]
     num_warps: int
+    registers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ def compile_all(
                 "constexprs": dict(spec.constexprs),
                 "divisible": list(spec.divisible),
                 "num_warps": spec.num_warps,
+                "registers": spec.registers,
                 "targets": [target for target in targets if not spec.form or target in FORM_TARGETS],
             }
             key = json.dumps([sources[spec.name], job], sort_keys=True, default=str)

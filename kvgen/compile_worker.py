@@ -77,6 +77,8 @@ def _compile(function: Any, job: dict[str, Any], target: str) -> dict[str, Any]:
     attributes = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]}
     source = ASTSource(fn=function, signature=signature, constexprs=constexprs, attrs=attributes)
     options = {"num_warps": job["num_warps"], "enable_fp_fusion": False}
+    if job["registers"] and native:
+        options["maxnreg"] = job["registers"]
     compiled = triton.compile(source, target=gpu_target(target), options=options)
     if target.startswith("sm_"):
         loads, stores = ptx_accesses(compiled.asm["ptx"])

@@ -44,6 +44,7 @@ STAGED_VALUES = 1024  # values of one stream that a program works on at the most
 STAGED_PER_WARP = 512  # values a warp works on,
 TURNED_PER_WARP = 1024  # more of a query that is only turned,
 STAGED_FEW = 128  # and few with few tokens
+LOOKING_UP = 64  # registers of a thread that looks up the codes of a group: all look-ups are under way at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Schedule:
     few_tokens: int = 1
     few: int = FEW_TOKENS
     some: int = SOME_TOKENS
+    registers: int = 0  # of a thread at the most, and about as many are taken then (0: the compiler's choice)
     together: bool = False  # a barrier keeps all loads of a program before what waits for one of them
     rows: tuple[Rows, ...] = ()  # of records, where they are not written field by field
     query_heads: int = 0  # of a program that works on the query,
@@ -150,6 +152,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         found = Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
     together = _together(layout, plan, tokens, slot_minor)
     found = replace(_holding(layout, plan, found), together=together, rows=whole)
+    found = replace(found, registers=_registers(layout, plan, found))
     return found if plan.query is None else _with_query(layout, plan, wish, found)
 
 
@@ -169,6 +172,16 @@ def _together(layout: Layout, plan: Plan, tokens: int, slot_minor: bool) -> bool
         return True
     beside = len(plan.copies) == len(streams) and any(stream.encoding is None for stream in streams)
     return any(stream.encoding and stream.scale and (beside or not stream.scale.dynamic) for stream in streams)
+
+
+def _registers(layout: Layout, plan: Plan, found: Schedule) -> int:
+    """A bound on registers where a thread has a group of one stream whose codes are looked up.
+
+    Left to itself ptxas fits such kernels into less than 50 registers, where look-ups wait for each other.
+    """
+    held = [copy for copy, tile in zip(plan.copies, found.tiles, strict=True) if tile.held]
+    alone = len(held) == 1 and not plan.staged and found.tokens == 1
+    return LOOKING_UP if plan.kind == "append" and alone and _by_norm(layout.stream(held[0].stream)) else 0
 
 
 def _bytes_under_exponents(stream: Stream) -> bool:

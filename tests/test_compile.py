@@ -46,6 +46,7 @@ class Spec:
     constexprs: dict = field(default_factory=lambda: {"BLOCK": 1024})
     divisible: tuple = ("source_ptr", "destination_ptr")
     num_warps: int = 4
+    registers: int = 0
     form: str = ""
 
     @property

@@ -446,7 +446,8 @@ def _options(sched: Schedule, exact: bool) -> str:
     warps = f"num_warps={sched.num_warps}"
     if sched.few_warps != sched.num_warps:
         warps = f"num_warps={sched.few_warps} if num_tokens <= {sched.some} else {sched.num_warps}"
-    return warps + (", enable_fp_fusion=False" if exact else "")
+    registers = f", **_registers(device, {sched.registers})" if sched.registers else ""
+    return warps + (", enable_fp_fusion=False" if exact else "") + registers
 
 
 def _grid(layout: Layout, kernel: Kernel) -> str:

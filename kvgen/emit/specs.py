@@ -30,7 +30,7 @@ class KernelSpec:
 
     ``name`` is the module's, ``form`` says what is unlike the plain call (empty for that one). ``signature`` maps
     run-time arguments to Triton types, ``constexprs`` the others to their values; ``divisible`` names arguments that
-    are multiples of 16.
+    are multiples of 16; ``registers`` bounds those of a thread on targets that cast natively (0: nothing does).
     """
 
     name: str
@@ -39,6 +39,7 @@ class KernelSpec:
     constexprs: dict[str, object]
     divisible: tuple[str, ...]
     num_warps: int
+    registers: int = 0
 
     @property
     def label(self) -> str:
@@ -134,7 +135,8 @@ def _spec(
         signature[arg.name] = arg.type
         if given or _divisible(arg):
             divisible.append(arg.name)
-    return KernelSpec(kernel.name, form, signature, constexprs, tuple(divisible), num_warps)
+    registers = kernel.schedule.registers if isinstance(kernel, Kernel) else 0
+    return KernelSpec(kernel.name, form, signature, constexprs, tuple(divisible), num_warps, registers)
 
 
 def _divisible(arg: Arg) -> bool:

@@ -146,6 +146,18 @@ def test_groups_under_a_scale_by_norm_are_whole_in_a_thread() -> None:
     assert (found.tokens, found.num_warps, found.few_warps) == (1, 2, 2)
 
 
+def test_registers_are_bounded_where_one_stream_is_looked_up() -> None:
+    """By as many as all look-ups of a thread take at a time, in every append that makes codes."""
+    for name, functions in {
+        "nhd_bf16k_turbo3v": {"append": 64, "append_value": 64, "append_positions": 64, "append_key": 0, "gather": 0},
+        "nhd_int4": {"append": 0},
+    }.items():
+        assert {function: chosen(name, function).registers for function in functions} == functions
+    text = rendered("nhd_bf16k_turbo3v")
+    assert text.count("**_registers(device, 64)") == 3
+    assert "_registers" not in rendered("nhd_int4")
+
+
 def test_sides_are_powers_of_two_and_bounded() -> None:
     text = "name: x\naxes: {head: 96, dim: 80}\nblock_size: 16\nbuffers:\n"
     layout = load_text(text + "  pool: {holds: [key, value], order: block slot kv head dim}\n")
