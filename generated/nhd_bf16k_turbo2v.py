@@ -2730,12 +2730,12 @@ def _native(device):
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def _registers(device, most):
+def _registers(device, count):
     """The option of a launch that bounds a thread's registers: about as many are taken then, and else fewer.
 
     Only where the native forms of codes are taken: others need more.
     """
-    return {"maxnreg": most} if _native(device) else {}
+    return {"maxnreg": count} if _native(device) else {}
 
 
 def _check_integers(name, tensor, device, length=None):
