@@ -136,6 +136,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
             value.stride(0),
             value.stride(1),
             16,
+            _even(value_cache),
             stride_unit,
             _native(device),
         )
@@ -216,6 +217,7 @@ def append_value(value, value_cache, slot_mapping):
             value.stride(0),
             value.stride(1),
             16,
+            _even(value_cache),
             stride_unit,
             _native(device),
         )
@@ -279,6 +281,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
             value.stride(0),
             value.stride(1),
             16,
+            _even(value_cache),
             stride_unit,
             _native(device),
         )
@@ -1057,6 +1060,7 @@ def _append_kernel(
     value_stride_token,
     value_stride_head,
     VALUE_DIM_RUN: tl.constexpr,
+    VALUE_CACHE_EVEN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -1109,21 +1113,15 @@ def _append_kernel(
     words = _eights(value, 64, 3, 0)
     value = _pack_3(tl.reshape(value, (8, 16, 2, 2, 2)))
     value = _two_words(value, 64)
-    value_ptrs = (
+    value_ptrs = tl.reshape(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_word[None, :] * 6
-    ).to(tl.pointer_type(tl.uint8), bitcast=True)
-    bits = value.to(tl.uint64, bitcast=True)
-    value_ptrs = tl.reshape(value_ptrs, (64,))
-    tl.store(value_ptrs, bits.to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 1, (bits >> 8).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 2, (bits >> 16).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 3, (bits >> 24).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 4, (bits >> 32).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 5, (bits >> 40).to(tl.uint8), mask=valid)
+        + value_dim_word[None, :] * 6,
+        (64,),
+    )
+    _store_twos(value_ptrs, value, VALUE_CACHE_EVEN, mask=valid)
     # The scale comes last.
     stored = _turbo3_scales(group, chosen, words, NATIVE)
     stored = tl.reshape(stored, (8, 8, 1))
@@ -1193,6 +1191,7 @@ def _append_value_kernel(
     value_stride_token,
     value_stride_head,
     VALUE_DIM_RUN: tl.constexpr,
+    VALUE_CACHE_EVEN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -1231,21 +1230,15 @@ def _append_value_kernel(
     words = _eights(value, 64, 3, 0)
     value = _pack_3(tl.reshape(value, (8, 16, 2, 2, 2)))
     value = _two_words(value, 64)
-    value_ptrs = (
+    value_ptrs = tl.reshape(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_word[None, :] * 6
-    ).to(tl.pointer_type(tl.uint8), bitcast=True)
-    bits = value.to(tl.uint64, bitcast=True)
-    value_ptrs = tl.reshape(value_ptrs, (64,))
-    tl.store(value_ptrs, bits.to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 1, (bits >> 8).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 2, (bits >> 16).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 3, (bits >> 24).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 4, (bits >> 32).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 5, (bits >> 40).to(tl.uint8), mask=valid)
+        + value_dim_word[None, :] * 6,
+        (64,),
+    )
+    _store_twos(value_ptrs, value, VALUE_CACHE_EVEN, mask=valid)
     # The scale comes last.
     stored = _turbo3_scales(group, chosen, words, NATIVE)
     stored = tl.reshape(stored, (8, 8, 1))
@@ -1285,6 +1278,7 @@ def _append_positions_kernel(
     value_stride_token,
     value_stride_head,
     VALUE_DIM_RUN: tl.constexpr,
+    VALUE_CACHE_EVEN: tl.constexpr,
     STRIDE_UNIT: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -1343,21 +1337,15 @@ def _append_positions_kernel(
     words = _eights(value, 64, 3, 0)
     value = _pack_3(tl.reshape(value, (8, 16, 2, 2, 2)))
     value = _two_words(value, 64)
-    value_ptrs = (
+    value_ptrs = tl.reshape(
         value_cache_ptr
         + block * value_cache_stride_block
         + slot * value_cache_stride_slot
         + head[:, None] * value_cache_stride_head * STRIDE_UNIT
-        + value_dim_word[None, :] * 6
-    ).to(tl.pointer_type(tl.uint8), bitcast=True)
-    bits = value.to(tl.uint64, bitcast=True)
-    value_ptrs = tl.reshape(value_ptrs, (64,))
-    tl.store(value_ptrs, bits.to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 1, (bits >> 8).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 2, (bits >> 16).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 3, (bits >> 24).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 4, (bits >> 32).to(tl.uint8), mask=valid)
-    tl.store(value_ptrs + 5, (bits >> 40).to(tl.uint8), mask=valid)
+        + value_dim_word[None, :] * 6,
+        (64,),
+    )
+    _store_twos(value_ptrs, value, VALUE_CACHE_EVEN, mask=valid)
     # The scale comes last.
     stored = _turbo3_scales(group, chosen, words, NATIVE)
     stored = tl.reshape(stored, (8, 8, 1))
@@ -2303,6 +2291,19 @@ def _two_words(words, count: tl.constexpr):
 
 
 @triton.jit
+def _store_twos(ptrs, words, even: tl.constexpr, mask=None):
+    """Stores 6 bytes of each, two at a time where addresses are even."""
+    if even:
+        ptrs = ptrs.to(tl.pointer_type(tl.uint16), bitcast=True)
+        for i in tl.static_range(3):
+            tl.store(ptrs + i, (words >> (16 * i)).to(tl.uint16), mask=mask)
+    else:
+        ptrs = ptrs.to(tl.pointer_type(tl.uint8), bitcast=True)
+        for i in tl.static_range(6):
+            tl.store(ptrs + i, (words >> (8 * i)).to(tl.uint8), mask=mask)
+
+
+@triton.jit
 def _fp8_e4m3_codes(x, native: tl.constexpr):
     """Float32 to e4m3, to nearest even, saturating; NaN of either sign is 0x7F."""
     if native:
@@ -2799,6 +2800,11 @@ def _stride_unit(unit, *strides):
     while any(stride % unit for stride in strides):
         unit //= 2
     return unit
+
+
+def _even(tensor):
+    """Whether a tensor of bytes, and each of its rows, starts at an even address."""
+    return tensor.data_ptr() % 2 == 0 and all(stride % 2 == 0 for stride in tensor.stride()[:-1])
 
 
 def _check_whole(name, index, start):

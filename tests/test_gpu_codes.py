@@ -220,6 +220,23 @@ def test_rows_that_are_turned_or_in_codebooks(mode: str, heads: int, dims: int) 
     assert found.ok, str(found)
 
 
+def test_codes_of_six_bytes_at_odd_addresses() -> None:
+    """Those at even ones are written two bytes at a time; a launch that was kept for them is none for others."""
+    module = module_of(shipped("nhd_bf16k_turbo3v"))
+    key, value = (torch.randn(40, 8, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    slots = torch.arange(40, device="cuda")
+    keys, cache = module.allocate(3, device="cuda")
+    size = cache.stride(0)
+    found = []
+    for start, step in ((0, size), (1, size), (0, size), (0, size + 1), (2, size + 2)):
+        storage = torch.full((3 * size + 8,), 0x5A, dtype=torch.uint8, device="cuda")
+        cache = storage.as_strided(cache.shape, (step, *cache.stride()[1:]), start)
+        module.append(key, value, keys, cache, slots)
+        found.append(cache.contiguous())
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert not torch.equal(found[0][0], found[0][1])
+
+
 def test_sources_of_several_sizes() -> None:
     layout = test_dtypes.layout()
     names = ["append/T7", "append/dtype1", "append/dtype2", "append/source_fused", "append/edges1", "append/edges2"]

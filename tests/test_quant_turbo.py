@@ -180,6 +180,21 @@ def test_rotated_values_are_handed_out_on_demand() -> None:
     assert (module.gather(cache, slots)[0, 0].float() - row[0, 0]).abs().max() < 0.04
 
 
+def test_codes_are_written_two_bytes_at_a_time_at_even_addresses() -> None:
+    """The same bytes at odd ones: of a cache that begins at one, and of one whose every other block does."""
+    _, module = made(3, "planar")
+    rows, slots = torch.randn(9, 2, 32, generator=torch.Generator().manual_seed(3)), torch.arange(9)
+    size = math.prod(module.allocate(1).shape)
+    found = []
+    for start, step, even in ((0, size, True), (1, size, False), (0, size + 1, False), (2, size + 2, True)):
+        cache = torch.full((3 * size + 8,), 0x5A, dtype=torch.uint8).as_strided((3, size), (step, 1), start)
+        assert module._even(cache) is even
+        module.append(rows, cache, slots)
+        found.append(cache.contiguous())
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert not torch.equal(found[0][0], found[0][2])
+
+
 @pytest.mark.parametrize("hints", [KernelHints(1, 1, 1), KernelHints(2, "all", 1), KernelHints(8, 2, 4)], ids=str)
 def test_every_schedule_gives_the_same_bytes(hints: KernelHints) -> None:
     layout = load_text(

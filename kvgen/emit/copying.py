@@ -227,7 +227,7 @@ class Copying(Scaling):
             for place in places
         )
         if twos:
-            first = replace(first, rows=groups(tile))
+            first = replace(first, rows=groups(tile), even=self._even(twos))
             masks = in_rows(masks, tile, side, first.rows)
         transposed = len(others) == 3 and per == 8
         by_norm, encoding = self._by_norm(copy.stream), layout.stream(copy.stream).encoding
@@ -261,6 +261,16 @@ class Copying(Scaling):
         view = self.plan.cache_view(copy)
         whole = self.plan.kind == "append" and self._by_norm(copy.stream) and tile.held
         return paired(view) if whole and view.access < view.itemsize else None
+
+    def _even(self, view: View) -> str:
+        """Whether what lies at even numbers of bytes in the layout does so in memory: a constant that launches tell."""
+        if view.unit > 1:
+            return str(view.access % 2 == 0)
+        if any(each % 2 for each in (view.offset, *(step.factor for step in view.steps if step.dim is None))):
+            return "False"
+        name = f"{view.tensor}_even".upper()
+        self.tiles[name] = Arg(name, "constexpr", f"_even({view.tensor})", "aligned", compiled=True)
+        return name
 
     def _widened(self, copy: Copy, name: str, in_words: bool) -> str:
         """Values of a stream as float32, taken out of words by instructions of some processors or by Triton."""

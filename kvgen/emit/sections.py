@@ -36,7 +36,8 @@ class Side:
     piece_type: str = ""
     bits_type: str = ""
     made: bool = False
-    rows: str = ""  # how many there are, where they are written one to a thread in the order of their index
+    rows: str = ""  # how many there are, where they are written one to a thread in the order of their index,
+    even: str = ""  # and whether that is at even addresses
     runs: bool = False
     run: str = ""
     whole: str = "whole"  # the variable that says whether they are
