@@ -99,7 +99,8 @@ SAMPLE = pairs.compatible()[int(os.environ.get("KVGEN_PAIRS", "0")) :: 150]
 """KVGEN_PAIRS=N starts the sample at the N-th pair; ``python -m tests.pairs`` runs them all."""
 
 NARROW = [("nhd_bf16k_turbo2v", "nhd_int4"), ("packed_nvfp4", "nhd_nvfp4"), ("nhd_int4", "nhd_int4_group")]
-"""Codes of other widths on each side, and of one width; groups of dims into channels of their own."""
+NARROW += [("nhd_int4_planes", "nhd_fp8_token_head"), ("nhd_int4_planes", "nhd_int4_group")]
+"""Codes of other widths on each side, and of one width; groups of dims into channels of their own; planes of bits."""
 
 
 @pytest.mark.parametrize("pair", [*SAMPLE, *NARROW], ids="-".join)

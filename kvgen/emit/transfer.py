@@ -36,6 +36,7 @@ class _Builder:
         self.halves = (self.source, self.destination)
         wide = self.source.wide | self.destination.wide | {"head"}
         self.source.wide = self.destination.wide = wide
+        self.source.reads_first = self._reads_first()
 
     def build(self) -> TransferKernel:
         transfer, plan = self.transfer, self.plan
@@ -84,8 +85,8 @@ class _Builder:
                 "divided": self.sched.heads is not None,
                 "stride_unit": any(half.stride_unit > 1 for half in self.halves),
                 "native": self._native(),
-                "reads_first": self._reads_first(),
-                "reads_each": not self._reads_first(),
+                "reads_first": self.source.reads_first,
+                "reads_each": not self.source.reads_first,
                 "reads_blocks": any("held" in move.read_masks.read for move in moves),
                 "together": bool(self.destination.group_axes),
             },

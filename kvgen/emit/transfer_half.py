@@ -55,6 +55,7 @@ class Half(Copying):
         self.whole_blocks = plan.placement == "blocks" and not self.scalar_block and self._in_whole_blocks(sched)
         # Tokens of a block that are not moved can be read with the others; without a mask on them accesses are wide.
         self.reads_blocks = plan.kind == "gather" and self.scalar_block and sched.together in (None, sched.plain.tokens)
+        self.reads_first = False  # whether scales are read behind all values, before anything is worked on
         self.filled: set[str] = set()  # streams that are NaN where nothing of them is read
         self.runs: set[str] = set()  # the axes along which runs of slots are told apart
         shared = [v for c in plan.copies if self._together(c) for v in (c.scale, c.zero) if v]
@@ -141,7 +142,7 @@ class Half(Copying):
         return False  # what is read lies at a slot
 
     def _loaded(self, copy: Copy, handed: Scale) -> Loaded:
-        return "late"  # the kernel of a transfer says itself what is read first
+        return "placed" if self.reads_first and self.plan.kind == "gather" else "late"
 
     def _present(self, copy: Copy, scale: Scale, token: str, kept: list[str]) -> list[str]:
         """What tokens share is written where any of them is moved."""

@@ -34,6 +34,11 @@ class Move:
     unpacked: tuple[CopyContext, ...] = ()
     packed: tuple[CopyContext, ...] = ()
 
+    @property
+    def scaled(self) -> tuple[CopyContext, ...]:
+        """What is decoded by a scale."""
+        return tuple(context for context in self.decoded if context.scaled)
+
 
 @dataclass(frozen=True, slots=True)
 class KernelSide:
