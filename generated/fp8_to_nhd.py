@@ -604,11 +604,7 @@ def _transfer_tile(
         other=0,
         eviction_policy="evict_first",
     )
-
-    # key from src_key_cache to dst_key_cache
-    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(
+    key_scale = tl.load(
         src_key_scales_ptr
         + src_block[:, None, None] * src_key_scales_stride_block
         + src_slot[:, None, None] * src_key_scales_stride_slot
@@ -616,7 +612,19 @@ def _transfer_tile(
         mask=valid[:, None, None] & (head < HEADS)[None, :, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value_scale = tl.load(
+        src_value_scales_ptr
+        + src_block[:, None, None] * src_value_scales_stride_block
+        + src_slot[:, None, None] * src_value_scales_stride_slot
+        + src_heads[None, :, None],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+    )
+
+    # key from src_key_cache to dst_key_cache
+    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, tl.float32)
     key = _rounded(key, dst_key_cache_ptr.dtype.element_ty)
@@ -634,15 +642,7 @@ def _transfer_tile(
     # value from src_value_cache to dst_value_cache
     value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(
-        src_value_scales_ptr
-        + src_block[:, None, None] * src_value_scales_stride_block
-        + src_slot[:, None, None] * src_value_scales_stride_slot
-        + src_heads[None, :, None],
-        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, tl.float32)
     value = _rounded(value, dst_value_cache_ptr.dtype.element_ty)
@@ -856,11 +856,7 @@ def _transfer_blocks_tile(
         other=0,
         eviction_policy="evict_first",
     )
-
-    # key from src_key_cache to dst_key_cache
-    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
-    key = _fp8_e4m3_values(key, NATIVE)
-    scale = tl.load(
+    key_scale = tl.load(
         src_key_scales_ptr
         + src_block * src_key_scales_stride_block
         + src_slot[:, None, None] * src_key_scales_stride_slot
@@ -868,7 +864,19 @@ def _transfer_blocks_tile(
         mask=valid[:, None, None] & (head < HEADS)[None, :, None],
         other=0,
     )
-    scale = _to_float32(scale)
+    value_scale = tl.load(
+        src_value_scales_ptr
+        + src_block * src_value_scales_stride_block
+        + src_slot[:, None, None] * src_value_scales_stride_slot
+        + src_heads[None, :, None],
+        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
+        other=0,
+    )
+
+    # key from src_key_cache to dst_key_cache
+    key_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
+    key = _fp8_e4m3_values(key, NATIVE)
+    scale = _to_float32(key_scale)
     key = key * scale
     key = _rounded(key, tl.float32)
     key = _rounded(key, dst_key_cache_ptr.dtype.element_ty)
@@ -886,15 +894,7 @@ def _transfer_blocks_tile(
     # value from src_value_cache to dst_value_cache
     value_mask = valid[:, None, None] & (head < HEADS)[None, :, None]
     value = _fp8_e4m3_values(value, NATIVE)
-    scale = tl.load(
-        src_value_scales_ptr
-        + src_block * src_value_scales_stride_block
-        + src_slot[:, None, None] * src_value_scales_stride_slot
-        + src_heads[None, :, None],
-        mask=valid[:, None, None] & (head < HEADS)[None, :, None],
-        other=0,
-    )
-    scale = _to_float32(scale)
+    scale = _to_float32(value_scale)
     value = value * scale
     value = _rounded(value, tl.float32)
     value = _rounded(value, dst_value_cache_ptr.dtype.element_ty)

@@ -167,7 +167,9 @@ def append_value(value, value_cache, value_params, slot_mapping):
             value_params.stride(1),
             value_params.stride(2),
             value_params.stride(3),
+            value_params.stride(3) == 2,
             8 if num_tokens <= 1024 else 32,
+            _native(device),
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
@@ -1150,7 +1152,9 @@ def _append_value_kernel(
     value_params_stride_slot,
     value_params_stride_head,
     value_params_stride_dim_div32,
+    VALUE_PARAMS_DENSE: tl.constexpr,
     VALUE_DIM_RUN: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):
     """One program writes value of one token, all heads."""
     NUM_HEADS: tl.constexpr = 8
@@ -1163,7 +1167,11 @@ def _append_value_kernel(
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    value_dim_group = tl.arange(0, 4).to(tl.int64)
+    value_params_pair = (
+        tl.arange(0, 8)
+        if VALUE_PARAMS_DENSE
+        else tl.arange(0, 8).to(tl.int64) // 2 * value_params_stride_dim_div32 + tl.arange(0, 8) % 2
+    )
     value_dim_run = _runs(128, VALUE_DIM_RUN)
     value_dim_byte = tl.arange(0, 64).to(tl.int64)
 
@@ -1177,40 +1185,24 @@ def _append_value_kernel(
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (8, 4, 32))
 
     # value to value_cache, int4_asymmetric with a scale per token and head and 32 dims
+    lowest, highest = _extremes_by_twos(value, 2, (8, 4, 16, 2), (8, 4, 1), NATIVE)
     value = value.to(tl.float32)
-    lowest, highest = _extremes(
-        tl.min(_numbers(value, 3.4028234663852886e38), axis=2, keep_dims=True),
-        tl.max(_numbers(value, -3.4028234663852886e38), axis=2, keep_dims=True),
-    )
     amax = highest - lowest
     scale = _ratio(amax, tl.full((), 15.0, tl.float32))
-    stored = _to_scale_float16(scale)
-    tl.store(
-        value_params_ptr
-        + block * value_params_stride_block
-        + slot * value_params_stride_slot
-        + head[:, None, None] * value_params_stride_head
-        + value_dim_group[None, :, None] * value_params_stride_dim_div32,
-        stored,
-        mask=valid,
-    )
-    scale = _to_float32(stored)
+    stored_scale = _to_scale_float16(scale)
+    scale = _to_float32(stored_scale)
     stored = _to_scale_float16(lowest)
     tl.store(
         value_params_ptr
         + block * value_params_stride_block
         + slot * value_params_stride_slot
-        + head[:, None, None] * value_params_stride_head
-        + value_dim_group[None, :, None] * value_params_stride_dim_div32
-        + 1,
-        stored,
+        + head[:, None] * value_params_stride_head
+        + value_params_pair[None, :],
+        tl.reshape(tl.join(stored_scale, stored), (8, 8)),
         mask=valid,
     )
-
     value = value - _to_float32(stored)
-    value = _held_number(_near_quotient(value, scale))
-    value = _uint4_codes_even(value, 0, 15)
-    value = _pack_4(tl.reshape(value, (8, 64, 2)))
+    value = _uint4_pairs_near(value, scale, (8, 64, 2), NATIVE)
     tl.store(
         value_cache_ptr
         + block * value_cache_stride_block
@@ -2576,6 +2568,74 @@ def _extremes(lowest, highest):
 
 
 @triton.jit
+def _words(x):
+    """Two 16-bit values in a word, the first in its lower half: those of the last axis."""
+    even, odd = tl.split(x)
+    even, odd = even.to(tl.int16, bitcast=True), odd.to(tl.int16, bitcast=True)
+    return tl.inline_asm_elementwise("mov.b32 $0, {$1, $2};", "=r,h,h", [even, odd], tl.int32, True, 1)
+
+
+@triton.jit
+def _halves(words, dtype: tl.constexpr):
+    """The values of words as float32."""
+    if dtype == tl.bfloat16:
+        even, odd = (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)
+    else:
+        even = words.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+        odd = (words >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+    return even, odd
+
+
+@triton.jit
+def _least_bfloat16(a, b):
+    return tl.inline_asm_elementwise("min.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, True, 1)
+
+
+@triton.jit
+def _most_bfloat16(a, b):
+    return tl.inline_asm_elementwise("max.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, True, 1)
+
+
+@triton.jit
+def _least_float16(a, b):
+    return tl.inline_asm_elementwise("min.f16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, True, 1)
+
+
+@triton.jit
+def _most_float16(a, b):
+    return tl.inline_asm_elementwise("max.f16x2 $0, $1, $2;", "=r,r,r", [a, b], tl.int32, True, 1)
+
+
+@triton.jit
+def _extremes_by_twos(x, axis: tl.constexpr, twos: tl.constexpr, groups: tl.constexpr, native: tl.constexpr):
+    """Those of 16-bit x along an axis, of the shape groups; twos is that of x with neighbours of its last axis apart.
+
+    A minimum and a maximum of both halves of a word leave out what is no number, as those of float32 do.
+    """
+    if native:
+        words = _words(tl.reshape(x, twos))
+        if x.dtype == tl.bfloat16:
+            lowest, highest = (
+                tl.reduce(words, axis, _least_bfloat16, True),
+                tl.reduce(words, axis, _most_bfloat16, True),
+            )
+        else:
+            lowest, highest = tl.reduce(words, axis, _least_float16, True), tl.reduce(words, axis, _most_float16, True)
+        low_even, low_odd = _halves(lowest, x.dtype)
+        high_even, high_odd = _halves(highest, x.dtype)
+        if groups[len(groups) - 1] == 1:
+            lowest, highest = tl.minimum(low_even, low_odd), tl.maximum(high_even, high_odd)
+        else:
+            lowest, highest = tl.join(low_even, low_odd), tl.join(high_even, high_odd)
+        lowest, highest = tl.reshape(lowest, groups), tl.reshape(highest, groups)
+    else:
+        x = x.to(tl.float32)
+        lowest = tl.min(_numbers(x, 3.4028234663852886e38), axis=axis, keep_dims=True)
+        highest = tl.max(_numbers(x, -3.4028234663852886e38), axis=axis, keep_dims=True)
+    return _extremes(lowest, highest)
+
+
+@triton.jit
 def _number(x):
     """x, or 0 where it is no number."""
     return tl.where(x != x, 0.0, x)
@@ -2614,6 +2674,47 @@ def _unpack_4(codes):
     """Bytes to [..., 2] codes of 4 bits."""
     codes = tl.join(codes & 15, codes >> 4)
     return codes
+
+
+# Four bytes at a time: of even and odd numbers whose float32 has the codes in its lower half, or what is past them.
+_UINT4_PAIRS = tl.constexpr(
+    """{
+    .reg .b32 first, second, even, odd, most;
+    mov.b32 most, 0x000F000F;
+    prmt.b32 even, $1, $3, 0x5410;
+    prmt.b32 odd, $5, $7, 0x5410;
+    min.u16x2 even, even, most;
+    min.u16x2 odd, odd, most;
+    mad.lo.u32 first, odd, 16, even;
+    prmt.b32 even, $2, $4, 0x5410;
+    prmt.b32 odd, $6, $8, 0x5410;
+    min.u16x2 even, even, most;
+    min.u16x2 odd, odd, most;
+    mad.lo.u32 second, odd, 16, even;
+    prmt.b32 $0, first, second, 0x6240;
+    }"""
+)
+
+# A quotient of two parts, held to 0 and 2**15, nothing where it is no number: whole in the lower half of a float32.
+_UINT4_WHOLE = tl.constexpr("{ .reg .f32 q; fma.rn.sat.f32 q, $1, $2, $3; add.rn.f32 $0, q, 0f43C00000; }")
+
+
+@triton.jit
+def _uint4_pairs_near(x, scale, apart: tl.constexpr, native: tl.constexpr):
+    """Bytes of two codes each of x / scale, within 0 and 15; apart is the shape of x with the codes of a byte last.
+
+    All counts 2**-15, so that an instruction holds quotients to what codes are cut out of. Scales have 11 bits or less.
+    """
+    if native:
+        below, rest = _inverse(scale, native)
+        below, rest = below * 3.0517578125e-05, rest * 3.0517578125e-05
+        whole = tl.inline_asm_elementwise(_UINT4_WHOLE, "=r,f,f,f", [x, below, x * rest], tl.uint32, True, 1)
+        even, odd = tl.split(tl.reshape(whole, apart))
+        pairs = tl.inline_asm_elementwise(_UINT4_PAIRS, "=r,r,r,r,r,r,r,r,r", [even, odd], tl.uint8, True, 4)
+    else:
+        quotient = _held_number(_near_quotient(x, scale))
+        pairs = _pack_4(tl.reshape(_uint4_codes_even(quotient, 0, 15), apart))
+    return pairs
 
 
 def _tensor(name, tensor, ndim, device):
@@ -2664,6 +2765,13 @@ def _check_apart(name, tensor):
         if stride <= reach:
             raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
         reach += stride * (size - 1)
+
+
+def _native(device):
+    """Whether casts to 8-bit floats are the device's own: from sm_90 on they give what integers give, and are quicker."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def _check_integers(name, tensor, device, length=None):

@@ -38,8 +38,9 @@ nope_side num_columns num_entries num_out num_out_columns num_pages num_rows num
 offsets ops optional others out_row out_stride_column out_stride_head out_stride_row out_stride_token outer page
 pairs_stride_pair pairs_stride_side part plan plane present program programs query_heads ratio re reach
 req_to_page_stride_column req_to_page_stride_row requests_stride rope_side row row_head run run_number run_slot same
-scale schema second self shape shapes size slot_number source squares start starter starts step steps stored stretch
-stride stride_unit strides struct sure t target tensor tensors tile tile_row tl tokens torch triton types unit valid
+scale schema second self shape shapes size slot_number source squares start starter starts step steps stored
+stored_scale stretch stride stride_unit strides struct sure t target tensor tensors tile tile_row tl tokens torch
+triton types unit valid
 whole width within word words words_ptrs written zero
 """
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvgen import harness
+from kvgen import harness, reference_transfer
+from kvgen.reference_transfer import Heads, SideTensors
 from tests.generated import TRANSFERS, module_of, shipped, transfer
+from tests.test_gpu_codes import mantissas
 from tests.test_transfers import SHARED, into_shared
 
 pytestmark = pytest.mark.gpu
@@ -103,3 +105,37 @@ def test_scales_that_tokens_share(per: str) -> None:
     what = into_shared(per)
     report = harness.run(what, module_of(what), device="cuda")
     assert report.ok, str(report)
+
+
+def ties(source: torch.dtype, size: int = 32) -> torch.Tensor:
+    """Groups from nothing to 15 scales of few bits, all multiples of half a scale between; and those a step beside."""
+    halves = torch.arange(31, device="cuda") / 2
+    odd, power = torch.arange(1, 64, 2, device="cuda"), torch.arange(-24, 16, device="cuda")
+    scales = (odd[:, None] * torch.exp2(power.double())).flatten()
+    groups = torch.nn.functional.pad((scales[:, None] * halves).to(source), (0, size - len(halves)))
+    beside = [(groups[:, 1:-1].view(torch.int16) + step).view(source) for step in (-1, 1)]
+    return torch.cat([groups, *(torch.cat([groups[:, :1], each, groups[:, -2:-1]], 1) for each in beside)])
+
+
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16])
+def test_codes_above_a_minimum_are_those_of_the_reference(source: torch.dtype) -> None:
+    """Groups of channels and of dims: every 16-bit value, every pair of mantissas, and what lies on and beside ties."""
+    what, generator = transfer("nhd_to_int4_group"), torch.Generator("cuda").manual_seed(0)
+    every = torch.randperm(1 << 16, generator=generator, device="cuda").to(torch.int16).view(source).view(-1, 32)
+    shared = torch.tensor([0.0, -0.0, 1.5, 1e-7, -1e-40, 65504.0, float("inf"), -float("inf"), float("nan")])
+    shared = shared.cuda().to(source)[:, None].expand(-1, 32)
+    groups = torch.cat([every, shared, mantissas(32, source).view(-1, 32), ties(source)])
+    groups = torch.cat([groups, groups.flip(0) * -1.0, (every * 0.25).roll(7, 0)])
+    groups = torch.nn.functional.pad(groups, (0, 0, 0, -len(groups) % 2048))
+    keys = groups.view(-1, 8, 128, 32).permute(0, 3, 1, 2).reshape(-1, 16, 8, 128).contiguous()
+    pools = {"src_key_cache": keys, "src_value_cache": groups.view(-1, 16, 8, 128)}
+    blocks = torch.randperm(len(keys), generator=generator, device="cuda")
+    targets = torch.randperm(len(keys) // 4, generator=generator, device="cuda")
+    names = [buffer.name for buffer in what.destination.buffers]
+    found, expected = (module_of(shipped("nhd_int4_group")).allocate(len(targets), device="cuda") for _ in range(2))
+    module_of(what).transfer_blocks(*pools.values(), *found, blocks, targets)
+    slots = (reference_transfer.block_slots(each, size, 16 * len(keys)) for each, size in ((blocks, 16), (targets, 64)))
+    sides = SideTensors([pools], None, {}), SideTensors([dict(zip(names, expected, strict=True))], None, {})
+    reference_transfer.transfer(what, *sides, *slots, Heads(0, 0, None), None)
+    for name, cache, wanted in zip(names, found, expected, strict=True):
+        assert torch.equal(cache.view(torch.uint8), wanted.view(torch.uint8)), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -373,6 +374,34 @@ def test_tiles_of_whole_blocks(order: str) -> None:
     assert_passes(what, *(f"transfer_blocks/{case}" for case in ("many", "skipped", "cut", "heads")))
 
 
+PARAMS = {
+    "as they come": ("token//8 head dim", "token head dim//16", 32, "{0}.scale, {0}.zero", "float16", 2),
+    "zeros first": ("token//8 head dim", "head token dim//16", 32, "{0}.zero, {0}.scale", "float32", 2),
+    "heads between": ("token//8 dim head", "token dim//16 head", 32, "{0}.scale, {0}.zero", "float16", 0),
+    "three groups": ("token//8 head dim", "token head dim//16", 48, "{0}.zero, {0}.scale", "float16", 0),
+    "padding between": ("token//8 head dim", "token head dim//16", 32, "{0}.scale, pad: 2, {0}.zero", "float16", 0),
+}
+"""Where scales and zeros of channels and of groups lie, dims of a row, what is side by side, how many rows are one."""
+
+
+@pytest.mark.parametrize("form", PARAMS)
+def test_scales_and_zeros_of_a_row_are_written_at_once(form: str) -> None:
+    *orders, dims, fields, kind, count = PARAMS[form]
+    quants = [
+        f"{{mode: int4_asymmetric, zero: {{dtype: {kind}}}, scale: {{per: {per}, dtype: {kind}}}}}"
+        for per in ("token//8 head dim", "token head dim//16")
+    ]
+    streams = ", ".join(f"{name}: {{quant: {quant}}}" for name, quant in zip(("key", "value"), quants, strict=True))
+    places = zip("kv", orders, ("key", "value"), strict=True)
+    params = ", ".join(f"{name}: {{order: {order}, fields: [{fields.format(of)}]}}" for name, order, of in places)
+    axes = f"axes: {{head: 2, dim: {dims}}}, block_size: 8"
+    buffers = f"buffers: {{c: {{holds: [key, value], order: token kv head dim}}, {params}}}"
+    target = f"{{layout: paged_nhd, {axes}, streams: {{{streams}}}, {buffers}}}"
+    what = made(f"{{layout: paged_nhd, {axes}}}", target, "convert: requantise")
+    assert len(re.findall(r"tl\.join\((?:stored_scale, stored|stored, stored_scale)\)", render_layout(what))) == count
+    assert_passes(what, *(f"transfer_blocks/{case}" for case in ("many", "padded", "cut", "heads")))
+
+
 def test_keys_of_kivi() -> None:
     """Scale and minimum of each channel over 32 tokens, that of tokens that are not moved left out."""
     axes = "axes: {head: 2, dim: 32}"
@@ -459,7 +488,7 @@ FAULTS = {
     "heads from the first on": ("dst_heads = dst_head + head", "dst_heads = head"),
     "all heads of the tile": ("(head < HEADS)", "(head < 4)"),
     "every other tile": ("item += tl.num_programs(0)", "item += 2 * tl.num_programs(0)"),
-    "one layer for all": ("layer = tile % num_layers", "layer = tile * 0"),
+    "one layer for all": ("layer = tile - tile // num_layers * num_layers", "layer = tile * 0"),
     "keys for values": ("        value,\n", "        key,\n"),
     "stride of the other tensor": ("* dst_value_cache_stride_slot", "* dst_key_cache_stride_slot"),
 }

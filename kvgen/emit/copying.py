@@ -104,8 +104,10 @@ class Copying(Scaling):
         if tile.held:
             context = self._in_runs(context, copy, tile)
             name = variables["dim"].name
-            unused = set() if self._by_dim(copy) else {name, f"{name}_lane"} - before
-            unused |= {f"{name}_group"} - before if self._in_rows(copy, "scale") else set()
+            in_row = self.plan.kind == "append" and context.paired
+            unused = set() if self._by_dim(copy) and not in_row else {name, f"{name}_lane"} - before
+            grouped = encoding is not None and not in_row and not self._in_rows(copy, "scale")
+            unused |= set() if grouped else {f"{name}_group"} - before
             for each in unused:
                 self.definitions.pop(each, None)
         return self._packed(context, copy, tile, variables) if cache.pack else context

@@ -65,6 +65,8 @@ def pairs_at_once(encoding: Encoding, stream: str, source: str, apart: str, oute
     that quotients must be rounded to tell ties.
     """
     scale = encoding.scale
+    if _uint4(encoding):
+        return f"_uint4_pairs_near({stream}, scale, {apart}, NATIVE)"
     if source == "tl.float32":
         return ""
     if _int4(encoding):
@@ -92,6 +94,12 @@ def _int4(encoding: Encoding) -> bool:
     """Whether codes are those of symmetric int4, of quotients by scales of 11 bits or less."""
     plain = encoding.code == "int4" and encoding.rounding == "even" and encoding.clamp == (-7, 7)
     return plain and _bounded(encoding) and encoding.zero is None and _near(encoding.scale)
+
+
+def _uint4(encoding: Encoding) -> bool:
+    """Whether codes are those of int4 above a minimum, of quotients by scales of 11 bits or less."""
+    zero, plain = encoding.zero, encoding.code == "uint4" and encoding.rounding == "even" and encoding.clamp == (0, 15)
+    return plain and zero is not None and zero.kind == "minimum" and _bounded(encoding) and _near(encoding.scale)
 
 
 def _bounded(encoding: Encoding) -> bool:
@@ -215,17 +223,30 @@ Loaded = Literal["early", "placed", "late"]
 
 
 def build_zero(
-    encoding: Encoding, stream: str, side: Side, masks: Masks, tile: Tile, kept: Sequence[str], bounds: str, own: str
+    encoding: Encoding,
+    stream: str,
+    side: Side,
+    masks: Masks,
+    tile: Tile,
+    kept: Sequence[str],
+    bounds: str,
+    own: str,
+    by_twos: str,
 ) -> ZeroContext:
-    """Everything a section says of its zero. Lanes outside ``bounds`` are no part of a group."""
+    """Everything a section says of its zero. Lanes outside ``bounds`` are no part of a group.
+
+    ``by_twos``: what finds both extremes of values as they come, where these have 16 bits and lie two in a word.
+    """
     inside = f", {bounds}" if bounds else ""
     guarded = "_within" if bounds else "_numbers"
+    lowest = reduced("tl.min", f"{guarded}({stream}, 3.4028234663852886e38{inside})", tile, kept)
+    highest = reduced("tl.max", f"{guarded}({stream}, -3.4028234663852886e38{inside})", tile, kept)
     zero = encoding.zero
     return ZeroContext(
         side=side,
         masks=masks,
-        lowest=reduced("tl.min", f"{guarded}({stream}, 3.4028234663852886e38{inside})", tile, kept),
-        highest=reduced("tl.max", f"{guarded}({stream}, -3.4028234663852886e38{inside})", tile, kept),
+        extremes=by_twos or f"_extremes({lowest}, {highest})",
+        by_twos=bool(by_twos),
         point=zero.kind == "point",
         extended=zero.kind == "point" and not zero.clamped,
         last=repr(float(encoding.clamp[1])),
@@ -314,6 +335,7 @@ def build_scale(
     by_norm: str = "",
     table: str = "",
     eights: str = "",
+    kept: str = "stored",
 ) -> ScaleContext:
     """Everything a section says of its scale; ``lift`` is the type that values came in where scales are lifted."""
     # Each stream has a name of its own for a scale that several share: tiles differ.
@@ -354,6 +376,7 @@ def build_scale(
         lifted=bool(lift),
         outer=outer,
         outer_masks=outer_masks,
+        kept=kept,
         inverse=scale.given == "inverse",
         groups=groups,
         stretch=stretch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from kvgen.axes import Digit
@@ -102,7 +103,9 @@ class Scaling(Staging):
             norm = (groups(tile), stretch, stored, f"_{mode}_scales", f"_{mode}_table(NATIVE)", eights(mode))
         zeroed, loaded = copy.zero is not None, self._loaded(copy, scale.scale or scale)
         lift = self._source_type(copy) if lifted(self.layout.stream(copy.stream).encoding) else ""
-        return build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, loaded, lift, *norm)
+        found = build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, loaded, lift, *norm)
+        written = zeroed and self.plan.kind == "append" and self._pair(copy, tile, variables)
+        return replace(found, kept="stored_scale") if written else found
 
     @property
     def _measures_first(self) -> bool:
@@ -157,35 +160,87 @@ class Scaling(Staging):
         _, bounds = self._variables(copy.stream, tile)
         bounds = self._counted(copy, subscript(variables["token"].position, len(tile.order)), bounds)
         own = "zero" if self._loaded(copy, encoding.scale) == "late" else f"{copy.stream}_zero"
-        return build_zero(encoding, copy.stream, side, masks, tile, kept, " & ".join(bounds), own)
+        twos = "" if bounds else self._extremes_by_twos(copy, tile, kept)
+        return build_zero(encoding, copy.stream, side, masks, tile, kept, " & ".join(bounds), own, twos)
+
+    def _extremes_by_twos(self, copy: Copy, tile: Tile, kept: list[str]) -> str:
+        """What finds the extremes of groups of 16-bit values that a thread has all of, two in a word."""
+        over = [i for i, name in enumerate(tile.order) if name not in kept]
+        plain = self.plan.kind == "append" and not copy.stages and self.plan.dense_view(copy).itemsize == 2
+        if not (plain and tile.held) or len(over) != 1 or tile.order[-1] != "dim":
+            return ""
+        self.native = True
+        *lead, last = sides(tile)
+        twos, groups = [*lead, str(int(last) // 2), "2"], [*lead, last]
+        groups[over[0]] = "1"
+        return f"_extremes_by_twos({copy.stream}, {over[0]}, {tuple_text(twos)}, {tuple_text(groups)}, NATIVE)"
 
     def _pair(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> PairContext | None:
-        """Scale and zero where each value of a row has its own and they lie side by side: one row has all of both."""
-        view, dim, own = copy.scale, self.layout.stream(copy.stream).axes[-1], self.layout.stream(copy.stream).scale
-        *steps, last = view.steps
+        """Scales and zeros of a row, where they lie side by side: one row has all of both."""
+        view, zero = copy.scale, self.layout.stream(copy.stream).encoding.zero
         beside = replace(copy.zero, offset=view.offset) == view and abs(copy.zero.offset - view.offset) == 1
-        each = last.digit == Digit("dim", 1, dim.extent) and last.dim is not None and view.unit == view.itemsize
-        whole = tile.order[-1:] == ("dim",) and "group" not in tile.order and tile.sides[-1] == dim.extent
-        if self.plan.kind != "gather" or not (beside and each and whole):
+        last = view.steps[-1] if view.steps else None
+        if not beside or last is None or last.digit.axis != "dim" or last.dim is None or view.unit != view.itemsize:
             return None
-        rank, count = len(tile.order), 2 * dim.extent
-        name, dense = f"{view.tensor}_pair", f"{view.tensor}_dense".upper()
-        stride, row = self._stride(view, copy.stream, last.dim, own), f"tl.arange(0, {count})"
-        self.tiles[dense] = Arg(dense, "constexpr", f"{self.strides[stride].value} == 2", "aligned", compiled=True)
-        self.definitions[name] = f"{row} if {dense} else {row}.to(tl.int64) // 2 * {stride} + {row} % 2"
-        first = replace(view, steps=tuple(steps), offset=min(view.offset, copy.zero.offset))
-        side = self._side(first, copy.stream, variables, rank, "")
-        _, masks, kept = self._param(copy, view, own, "", "scale", tile, variables)
+        if self.plan.kind == "gather":
+            return self._pair_read(copy, tile, variables)
+        return self._pair_written(copy, tile, variables) if zero.dtype == self._own(copy).dtype else None
+
+    def _pair_read(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> PairContext | None:
+        """Of each value of a row."""
+        dim, rank = self.layout.stream(copy.stream).axes[-1], len(tile.order)
+        each = copy.scale.steps[-1].digit == Digit("dim", 1, dim.extent)
+        whole = tile.order[-1:] == ("dim",) and "group" not in tile.order and tile.sides[-1] == dim.extent
+        if not (each and whole):
+            return None
+        side = self._row_of_both(copy, dim.extent, variables, rank)
+        _, masks, kept = self._param(copy, copy.scale, self._own(copy), "", "scale", tile, variables)
         names = [f"{copy.stream}_scale", f"{copy.stream}_zero"]
-        if self._loaded(copy, own) == "late":
+        if self._loaded(copy, self._own(copy)) == "late":
             names = ["scale", "zero"]
         shape = [text if axis in kept else "1" for axis, text in zip(tile.order, sides(tile), strict=True)]
+        return PairContext(side, masks, self._as_they_lie(copy, names), tuple_text([*shape, "2"]))
+
+    def _pair_written(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> PairContext | None:
+        """Of each value or group: their tile has one axis in the place of those of dims."""
+        own = self._own(copy)
+        _, _, kept = self._param(copy, copy.scale, own, "", "scale", tile, variables)
+        dims = [i for i, name in enumerate(tile.order) if name in ("group", "dim")]
+        count = math.prod(tile.sides[i] for i in dims if tile.order[i] in kept) if dims else 0
+        if not dims or dims[-1] != len(tile.order) - 1 or count != copy.scale.steps[-1].digit.size:
+            return None
+        rank, rows = dims[0] + 1, tile.order[: dims[0]]
+        side = self._row_of_both(copy, count, self._of_scale(copy, own, variables), rank)
+        heads = self._bound(copy.stream, "head") if "head" in rows and "head" in kept else None
+        name = index_name(self.layout, copy.stream, "head")
+        bounds = [f"({name} < {heads}){subscript(rows.index('head'), rank)}"] if heads else []
+        guarded = self._present(copy, own, subscript(variables["token"].position, rank), kept)
+        _, masks = self._masks(f"{copy.stream}_params", guarded, guarded, bounds, named=False)
+        shape = [text if axis in kept else "1" for axis, text in zip(rows, sides(tile), strict=False)]
         return PairContext(
-            replace(side, elements=f"{side.elements} + {name}{subscript(rank - 1, rank)}"),
-            masks,
-            ", ".join(names if view.offset < copy.zero.offset else reversed(names)),
-            tuple_text([*shape, "2"]),
+            side, masks, self._as_they_lie(copy, ["stored_scale", "stored"]), tuple_text([*shape, str(2 * count)])
         )
+
+    def _own(self, copy: Copy) -> Scale:
+        return self.layout.stream(copy.stream).scale
+
+    def _as_they_lie(self, copy: Copy, names: list[str]) -> str:
+        return ", ".join(names if copy.scale.offset < copy.zero.offset else reversed(names))
+
+    def _row_of_both(self, copy: Copy, count: int, variables: dict[str, Variable], rank: int) -> Side:
+        """A row of so many scales and as many zeros, along the last axis."""
+        view, count = copy.scale, 2 * count
+        name, dense = f"{view.tensor}_pair", f"{view.tensor}_dense".upper()
+        stride, row = self._stride(view, copy.stream, view.steps[-1].dim, self._own(copy)), f"tl.arange(0, {count})"
+        self.tiles[dense] = Arg(dense, "constexpr", f"{self.strides[stride].value} == 2", "aligned", compiled=True)
+        self.definitions[name] = f"{row} if {dense} else {row}.to(tl.int64) // 2 * {stride} + {row} % 2"
+        first = replace(view, steps=view.steps[:-1], offset=min(view.offset, copy.zero.offset))
+        side = self._side(first, copy.stream, variables, rank, "")
+        return replace(side, elements=f"{side.elements} + {name}{subscript(rank - 1, rank)}")
+
+    def _of_scale(self, copy: Copy, scale: Scale, variables: dict[str, Variable]) -> dict[str, Variable]:
+        """The variables that a scale is found by."""
+        return variables
 
     def _by_token(self, copy: Copy, scale: Scale) -> bool:
         """Whether the tokens of a tile have scales of their own."""

@@ -131,7 +131,8 @@ class ScaleContext:
     by_norm: str  # the function that makes scales by norm,
     table: str  # what codes are found by,
     eights: str  # and what puts them in words is told of them
-    own: str  # the name of the scale as it is loaded,
+    kept: str  # the name of the scale as it is stored,
+    own: str  # as it is loaded,
     given: str  # and of what is handed in: that one, or the one that it is counted in
     early: bool  # whether it is loaded with the values,
     placed: bool  # behind them, since it depends on the slot,
@@ -144,8 +145,8 @@ class ZeroContext:
 
     side: Side
     masks: Masks
-    lowest: str
-    highest: str
+    extremes: str  # the lowest and highest value of each group,
+    by_twos: bool  # found of values as they come, two in a word
     point: bool
     extended: bool  # whether the range is made to include 0
     last: str  # the largest code
@@ -153,12 +154,17 @@ class ZeroContext:
     decode: str
     own: str  # its name as it is loaded
 
+    @property
+    def one_by_one(self) -> bool:
+        return not self.by_twos
+
 
 @dataclass(frozen=True, slots=True)
 class PairContext:
-    """A scale and a zero that lie side by side, of each value of a row: read as one row of both, and told apart.
+    """Scales and zeros of a row that lie side by side: read as one row of both and told apart, or written as one.
 
-    ``names`` are theirs in the order in which they lie, ``shape`` the tile with an axis of both at its end.
+    ``names`` are theirs in the order in which they lie. ``shape`` is that of the tile with an axis of both at its end,
+    or of the rows that are written.
     """
 
     side: Side
@@ -397,6 +403,16 @@ class CopyContext:
     def in_codes(self) -> bool:
         """Whether that is codes, one by one."""
         return not self.in_pairs
+
+    @property
+    def measured_by_twos(self) -> bool:
+        """Whether its extremes are found of values as they come."""
+        return self.zero is not None and self.zero.by_twos
+
+    @property
+    def stores_scale(self) -> bool:
+        """Whether its scale is stored by itself."""
+        return self.params is None
 
     @property
     def banded(self) -> bool:

@@ -246,7 +246,7 @@ class _Builder:
     def _native(self) -> bool:
         names = [copy.stream for copy in self.plan.copies if not copy.leaf]
         source, destination = (half.layout for half in self.halves)
-        return any(
+        return self.destination.native or any(
             casts(source.stream(name).encoding) or encodes_natively(destination.stream(name).encoding) for name in names
         )
 

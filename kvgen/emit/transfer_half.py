@@ -155,9 +155,7 @@ class Half(Copying):
 
     def _param(self, copy: Copy, view: View, scale, value_type: str, what: str, tile: Tile, variables):
         """A scale whose groups are not those of the tile is read once for each value."""
-        if scale.dynamic and self._together(copy):
-            first = {"block": "group_block", "slot": "group_slot", SLOT_NUMBER: "group_number"}
-            variables = variables | {axis: Variable(self.layout.prefix + name) for axis, name in first.items()}
+        variables = self._of_scale(copy, scale, variables)
         own = next((a.step for a in scale.axes if a.name == "dim" and a.step > 1 and a.count != 1), None)
         if own is None or own == self.groups[copy.stream]:
             return super()._param(copy, view, scale, value_type, what, tile, variables)
@@ -165,6 +163,12 @@ class Half(Copying):
         masks = self._guarded(f"{copy.stream}_{what}", variables, tile, bounds)
         side = self._side(view, copy.stream, variables, len(tile.order), value_type, scale, grouped=False)
         return replace(side, made=True), masks, list(tile.order)
+
+    def _of_scale(self, copy: Copy, scale: Scale, variables: dict[str, Variable]) -> dict[str, Variable]:
+        if not (scale.dynamic and self._together(copy)):
+            return variables
+        first = {"block": "group_block", "slot": "group_slot", SLOT_NUMBER: "group_number"}
+        return variables | {axis: Variable(self.layout.prefix + name) for axis, name in first.items()}
 
     def run(self, side: Side, copy: Copy, view: View, tile: Tile) -> Side:
         """The side with the addresses of a run of slots, where these lie side by side."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from kvgen.emit import render_layout
 from kvgen.quant import e2m1
 from kvgen.resolve import load_text
-from tests.generated import module_of, shipped
+from tests.generated import module_of, shipped, transfer
 from tests.quantised import encoding_of
 
 TIES = {"e2m1": torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]), "int4": torch.arange(7) + 0.5}
@@ -135,8 +135,9 @@ OPERATIONS = {
     "cvt.pack.sat.s8.s32.b32": lambda a, b, c: c << 16 | eight_bits(a) << 8 | eight_bits(b),
     "cvt.rn.f16x2.f32": lambda a, b: cast(a, torch.float16) << 16 | cast(b, torch.float16),
     "mov.b32": lambda low, high=0: low | high << 16,
+    "min.u16x2": lambda a, b: min(a & 0xFFFF, b & 0xFFFF) | min(a >> 16, b >> 16) << 16,
     "shf.l.wrap.b32": lambda low, high, by: high << by | low >> 32 - by,
-    "prmt.b32": lambda a, b, order: {0x5410: a & 0xFFFF | b << 16}[order],
+    "prmt.b32": lambda a, b, order: sum(((a | b << 32) >> 8 * (order >> 4 * i & 15) & 0xFF) << 8 * i for i in range(4)),
     "lop3.b32": lambda a, b, c, table: {0xF8: a | b & c, 0x80: a & b & c, 0x28: (a ^ b) & c, 0x96: a ^ b ^ c}[table],
     "mad.lo.u32": lambda a, b, c: a * b + c,
     "mul.lo.u32": lambda a, b: a * b,
@@ -184,6 +185,37 @@ def test_words_of_eight_codes(code: str, name: str, constant: str) -> None:
     for operands, codes in words_of_eight(code):
         expected = sum(codes[i] << 4 * i for i in range(8))
         assert word(ptx, [operands[i + 8 * half] for half in (0, 1) for i in PAIRED]) == expected
+
+
+def above_a_minimum(x: Tensor, scale: Tensor, missed: int) -> Tensor:
+    """What kernels cut codes above a minimum out of: quotients of two parts that count 2**-15, held to 0 and 1."""
+    near = inverse(scale, missed)
+    below = (near.view(torch.int32) - 1).view(torch.float32)
+    rest = (fma(-scale, below, 1.0) * near).view(torch.int32) + 1
+    below, rest = below * 2.0**-15, rest.view(torch.float32) * 2.0**-15
+    return fma(x, below, x * rest).nan_to_num(0.0, 1.0).clamp(0.0, 1.0) + 384.0
+
+
+def test_codes_above_a_minimum() -> None:
+    """Of float32 next to ties on either side, under scales of 11 bits: a quotient is a tie where it is one exactly."""
+    scale, ties = torch.arange(1, 1 << 11).float()[:, None, None], torch.arange(15) + 0.5
+    x = (ties * scale[..., 0]).view(torch.int32)[..., None] + torch.arange(-3, 4, dtype=torch.int32)
+    x = x.view(torch.float32)
+    for missed in (-1, 0, 1):
+        codes = above_a_minimum(x, scale, missed).view(torch.int32) & 0xFFFF
+        assert torch.equal(codes.clamp(max=15), (x / scale).round().clamp(max=15).int())
+
+
+def test_words_of_eight_codes_above_a_minimum() -> None:
+    """Of all quotients from -2 to 18 in steps of an eighth, and of what is no code: infinities, and no number."""
+    ptx = module_of(transfer("nhd_to_int4_group"))._UINT4_PAIRS.value
+    others = torch.tensor([1e5, 3e38, torch.inf, -torch.inf, torch.nan, -0.0, 1e-40])
+    x = torch.cat([torch.arange(-16, 145) / 8, others])
+    x = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
+    for eight in x.view(-1, 8):
+        codes = eight.nan_to_num(0.0).clamp(0.0, 15.0).round().int().tolist()
+        operands = list(bits_of(above_a_minimum(eight, torch.ones(()), 0)))
+        assert word(ptx, [operands[i] for i in PAIRED]) == sum(code << 4 * i for i, code in enumerate(codes))
 
 
 def test_words_of_planes() -> None:
