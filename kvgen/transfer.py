@@ -39,6 +39,11 @@ class Transfer:
         return same_encoding(self.source.stream(stream), self.destination.stream(stream), self.requantise)
 
     @property
+    def recoded(self) -> tuple[str, ...]:
+        """The streams whose values are read and written anew: the others' bytes are moved, and want no scales."""
+        return tuple(stream.name for stream in self.source.streams if not self.raw(stream.name))
+
+    @property
     def sharded(self) -> bool:
         """Whether a call moves some of the heads: ``src_head``, ``dst_head`` and ``heads`` are its arguments."""
         return any(axis.name == "head" for stream in self.source.streams for axis in stream.axes)

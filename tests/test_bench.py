@@ -995,6 +995,15 @@ def test_transfers_have_a_reference_a_copy_and_caps(folder):
         "transfer 20 124,160 same bytes same bytes",
         "transfer_blocks 20 124,160 same bytes same bytes",
     ]
+    # Codes that are moved under a scale that is an argument want none.
+    Path("moved.yaml").write_text(
+        "name: moved\ntransfer: {from: nhd_fp8_tensor, to: {layout: nhd_fp8_tensor, block_size: 24}}"
+    )
+    result = kvgen("bench", "moved.yaml", "--dry-run", "--tokens", "20")
+    assert [line.split() for line in result.out.splitlines()[-2:]] == [
+        ["transfer", "20", "81,920", "same", "bytes"],
+        ["transfer_blocks", "20", "81,920", "same", "bytes"],
+    ]
     assert kvgen("tune", "nhd_to_hnd", "--dry-run").err.startswith("error[KV701]: nhd_to_hnd is a transfer and no")
 
 

@@ -140,7 +140,7 @@ class TransferScene:
         self.scales = {
             name: scale
             for index, side in enumerate(self.sides)
-            for name, scale in static_scales(side.layout, side.sizes, device, index).items()
+            for name, scale in static_scales(side.layout, side.sizes, device, index, what.recoded).items()
         }
 
     def _fill(self, tensor: Tensor) -> None:

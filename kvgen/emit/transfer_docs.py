@@ -26,7 +26,7 @@ def module_doc(transfer: Transfer) -> list[str]:
 
 def _rules(transfer: Transfer) -> list[str]:
     moved = [stream.name for stream in transfer.source.streams if transfer.raw(stream.name)]
-    coded = [stream.name for stream in transfer.source.streams if not transfer.raw(stream.name)]
+    coded = list(transfer.recoded)
     lines = [f"The bytes of {_listed(moved)} are moved as they are."] if moved else []
     given = [
         scale.name

@@ -86,7 +86,7 @@ class TransferBench:
         self.scales = {
             name: tensor
             for index, side in enumerate(self.sides)
-            for name, tensor in static_scales(side.layout, side.sizes, device, index).items()
+            for name, tensor in static_scales(side.layout, side.sizes, device, index, what.recoded).items()
         }
 
     def make(self, geometry: str = "compact", variant: int = 0, other: str | None = None) -> None:
@@ -173,16 +173,6 @@ class TransferBench:
         ]
         return {"dtype": kinds[0]} if kinds else {}
 
-    def scale_args(self) -> dict[str, Tensor]:
-        streams = [s.name for s in self.what.source.streams if not self.what.raw(s.name)]
-        found = {}
-        for side in self.sides:
-            for name in streams:
-                scale = side.layout.stream(name).scale
-                parts = [part for part in (scale, scale and scale.scale) if part is not None and not part.stored]
-                found |= {part.argument: self.scales[part.argument] for part in parts}
-        return found
-
     def move(
         self,
         src: Sequence[int],
@@ -213,7 +203,7 @@ class TransferBench:
         moved, head_options = self.head_args(heads)
         types = self.dtype_args()
         args = self.source.arguments() | self.destination.arguments()
-        args |= {f"src_{prefix}": given[0], f"dst_{prefix}": given[1]} | self.scale_args()
+        args |= {f"src_{prefix}": given[0], f"dst_{prefix}": given[1]} | self.scales
         keywords = self.layer_args(layers) | head_options | types | options
         getattr(self.module, function)(*args.values(), **keywords)
         chosen = self.layer_args(layers)

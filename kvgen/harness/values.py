@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -40,10 +40,15 @@ def scale_arguments(stream: Stream) -> list[Scale]:
     return [scale for scale in found if not scale.stored]
 
 
-def static_scales(layout: Layout, sizes: Sizes, device: str, variant: int) -> dict[str, Tensor]:
-    """A tensor for each scale that is an argument, by its name; those of more than one are slices of wider tensors."""
+def static_scales(
+    layout: Layout, sizes: Sizes, device: str, variant: int, streams: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """A tensor for each scale that is an argument, by its name; those of more than one are slices of wider tensors.
+
+    ``streams`` are those whose scales are asked for, in their order, all without it.
+    """
     found = {}
-    for index, stream in enumerate(layout.streams):
+    for index, stream in enumerate(layout.streams if streams is None else map(layout.stream, streams)):
         for scale in scale_arguments(stream):
             found.setdefault(scale.argument, _static(scale, stream, sizes, index + variant).to(device))
     return found
