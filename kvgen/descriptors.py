@@ -23,7 +23,8 @@ from kvgen.transfer import same_encoding
 class Step:
     """What one index of a loop adds on one side: ``stride`` bytes each time, or ``offsets`` where it is not even.
 
-    ``blocks`` says which block of the chunk every index is in; empty where the loop stays in one.
+    ``blocks`` says which block of the chunk every index is in; empty where the loop stays in one. ``text`` is what is
+    added to an address, within a block.
     """
 
     stride: Amount | None
@@ -32,11 +33,18 @@ class Step:
     text: str = ""
 
 
+MOST_STEPS = 1 << 16
+"""Entries of an uneven loop, at the most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """An index that runs are repeated over, ``axis // div`` of it; ``count`` is None where the launch knows it."""
+    """An index that runs are repeated over, ``part // div`` of it; ``count`` is None where the launch knows it.
 
-    axis: str
+    ``part`` is the axis, or its remainder where a slower loop counts the rest: ``token``, ``token%16``.
+    """
+
+    part: str
     div: int
     count: int | None
     source: Step
@@ -44,7 +52,7 @@ class Loop:
 
     @property
     def index(self) -> str:
-        return self.axis if self.div == 1 else f"{self.axis}//{self.div}"
+        return self.part if self.div == 1 else f"{self.part}//{self.div}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class End:
     offset: Amount
     text: str
     block: Amount  # bytes from block to block
-    block_text: str
+    block_text: str  # where a token's block begins
     layer: Amount  # bytes from layer to layer, where the caller chooses one and the other side has none
 
 
@@ -84,17 +92,11 @@ class Move:
 
 
 def _address(move: Move, end: End, side: str) -> str:
-    block, texts = "0", [end.text] if end.text else []
+    texts = [end.tensor, end.block_text, *filter(None, [end.text])]
     for loop in move.loops:
         step: Step = getattr(loop, side)
-        if step.stride is not None:
-            texts.append(f"{loop.index} * {step.text}")
-        elif step.text:
-            texts.append(step.text)
-        if step.blocks:
-            tokens = loop.div * len(step.blocks) // (step.blocks[-1] + 1)  # of a block
-            block = "token" if tokens == 1 else f"token//{tokens}"
-    return " + ".join([end.tensor, f"blocks[{block}] * {end.block_text}", *texts])
+        texts += [step.text] if step.text else []
+    return " + ".join(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,10 @@ def heads_of_rank(heads: int, ranks: int) -> int:
 
 
 def chunk(source: Layout, destination: Layout, heads: Heads = Heads()) -> Chunk:
-    """The moves of one chunk between two ranks. Both layouts say what one rank holds, and have constant sizes."""
+    """The moves of one chunk between two ranks. Both layouts say what one rank holds, and have constant sizes.
+
+    ValueError where a loop would list more than ``MOST_STEPS`` steps.
+    """
     tokens = math.lcm(source.block_size, destination.block_size)
     problems = list(_refusals(source, destination))
     moves: list[Move] = []
@@ -266,31 +271,30 @@ class _Side:
         own = {d.div for d in digits} | {d.div * d.size for d in digits if d.size is not None}
         return all(cut % each == 0 or math.gcd(each, base) % cut == 0 for each in own)
 
-    def step(self, axis: str, div: int, count: int | None) -> Step:
-        """What an index adds that counts ``div`` at a time."""
+    def step(self, axis: str, part: str, div: int, count: int | None) -> Step:
+        """What an index adds that counts ``div`` of ``part`` at a time."""
+        index = part if div == 1 else f"{part}//{div}"
         if count is None:
             (term,) = self.along(axis)
-            return Step(term.stride, text=term.text)
+            return Step(term.stride, text=f"{index} * {term.text}")
+        terms, base, size = self.along(axis), self.head if axis == "head" else 0, self.layout.block_size
+        several = axis == "token" and div * count > size
+        if not several and (alone := _alone(terms, base, div, count)):
+            times = div // alone.digit.div
+            return Step(alone.stride * times, text=f"{index} * {_times(times, alone.text)}")
+        if count > MOST_STEPS:
+            raise ValueError(f"{axis} has {count} steps that are not even, and a plan lists {MOST_STEPS} at the most")
         if axis == "token":
-            return self._token_step(div, count)
-        terms, base = self.along(axis), self.head if axis == "head" else 0
+            terms = [term for term in terms if term.digit.div < size]
         start = self._value(terms, base)
-        offsets = tuple(self._value(terms, base + i * div) + start * -1 for i in range(count))
-        if all(offset == offsets[1] * i for i, offset in enumerate(offsets)):
-            term = max((term for term in terms if term.digit.div <= div), key=lambda term: term.digit.div)
-            return Step(offsets[1], text=_times(div // term.digit.div, term.text))
-        return Step(None, offsets, text=_irregular(terms, f"({axis} + {base})" if base else axis, div, start))
-
-    def _token_step(self, div: int, count: int) -> Step:
-        """The same of tokens, which go from block to block where the chunk has several."""
-        size = self.layout.block_size
-        inside = [term for term in self.along("token") if term.digit.div < size]
-        offsets = tuple(self._value(inside, i * div % size) for i in range(count))
-        if div * count <= size and all(offset == offsets[1] * i for i, offset in enumerate(offsets)):
-            term = max((term for term in inside if term.digit.div <= div), key=lambda term: term.digit.div)
-            return Step(offsets[1], text=_times(div // term.digit.div, term.text))
-        text = _irregular(inside, "token", div, Amount()) if div < size else ""
-        return Step(None, offsets, tuple(i * div // size for i in range(count)), text)
+        offsets = tuple(
+            self._value(terms, base + (i * div % size if several else i * div)) + start * -1 for i in range(count)
+        )
+        text = _irregular(terms, f"({part} + {base})" if base else part, div, start)
+        if several:
+            return Step(None, offsets, tuple(i * div // size for i in range(count)), text if div < size else "")
+        even = all(offset == offsets[1] * i for i, offset in enumerate(offsets))
+        return Step(offsets[1], text=text) if even else Step(None, offsets, text=text)
 
     def _value(self, terms: Sequence[Term], index: int) -> Amount:
         return sum((term.stride * term.digit.of(index) for term in terms), Amount())
@@ -307,7 +311,24 @@ class _Side:
             if self.head and term.digit.of(self.head):
                 offset += term.stride * term.digit.of(self.head)
                 texts.append(_times(term.digit.of(self.head), term.text))
-        return End(self.spot.buffer, offset, " + ".join(texts), block.stride, block.text, layer)
+        size = self.layout.block_size
+        index = "0" if size == self.tokens else "token" if size == 1 else f"token//{size}"
+        block_text = f"blocks[{index}] * {block.text}"
+        return End(self.spot.buffer, offset, " + ".join(texts), block.stride, block_text, layer)
+
+
+def _alone(terms: Sequence[Term], base: int, div: int, count: int) -> Term | None:
+    """The one term that changes, evenly, while an index counts ``div`` at a time from ``base`` on; None without one."""
+    last = base + div * (count - 1)
+
+    def changes(low: int) -> bool:
+        return base // low != last // low
+
+    reach = [(term, term.digit.div, term.digit.div * (term.digit.size or 0)) for term in terms]
+    moved = [(term, low, high) for term, low, high in reach if changes(low) and not (high and div % high == 0)]
+    if len(moved) != 1 or div % moved[0][1] or (moved[0][2] and changes(moved[0][2])):
+        return None
+    return moved[0][0]
 
 
 def _times(count: int, text: str) -> str:
@@ -326,7 +347,7 @@ def _whole(amount: Amount) -> int:
 def _irregular(terms: Sequence[Term], name: str, div: int, start: Amount) -> str:
     index = name if div == 1 else f"{name}//{div}*{div}"
     text = " + ".join(f"({index}{_digit(term.digit)}) * {term.text}" for term in terms)
-    return text if start == Amount() else f"{text} - {start}"
+    return text if start == Amount() else f"{text} - ({start})"
 
 
 def _digit(digit: Digit) -> str:
@@ -336,7 +357,7 @@ def _digit(digit: Digit) -> str:
 def _loops(axis: str, extent: int | None, pack: Digit | None, ends: tuple[_Side, _Side]) -> list[Loop]:
     """An axis cut where either side cuts it, slowest first. Of cuts that do not meet their gcd may."""
     if extent is None:
-        return [Loop(axis, 1, None, *(side.step(axis, 1, None) for side in ends))]
+        return [Loop(axis, 1, None, *(side.step(axis, axis, 1, None) for side in ends))]
     if not any(side.along(axis) for side in ends):
         return []
     cuts = {cut for side in ends for cut in side.cuts(axis)} | {extent}
@@ -348,7 +369,8 @@ def _loops(axis: str, extent: int | None, pack: Digit | None, ends: tuple[_Side,
     for low, high in pairwise(cuts):
         packed = pack is not None and axis == pack.axis and (low, high // low) == (pack.div, pack.size)
         if not packed and high != low:
-            found.insert(0, Loop(axis, low, high // low, *(side.step(axis, low, high // low) for side in ends)))
+            part, count = axis if high == extent else f"{axis}%{high}", high // low
+            found.insert(0, Loop(part, low, count, *(side.step(axis, part, low, count) for side in ends)))
     return found
 
 

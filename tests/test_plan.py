@@ -119,6 +119,26 @@ def copy(ends: tuple[Pool, Pool], blocks: tuple[list[int], list[int]], layer: in
                 held.tensor[held.at(destination.slots(blocks[1]), destination.layout.block_size)] = pad.fill
 
 
+def check_texts(found: Chunk, ends: tuple[Pool, Pool], blocks: tuple[list[int], list[int]], layer: int) -> None:
+    """Addresses as they are printed, evaluated for whole tokens, heads and dims, are those of the runs."""
+    sizes = tuple(end.sizes for end in ends)
+    for move in found.moves:
+        listed = list(descriptors(move, *sizes, *blocks, layer))
+        counts = [sizes[0]["num_layers"] if loop.count is None else loop.count for loop in move.loops]
+        for end, text in enumerate(move.addresses):
+            tensor_name = (move.source, move.destination)[end].tensor
+            tensor = ends[end].tensors[tensor_name]
+            names = sizes[end] | {tensor_name: 0, "blocks": blocks[end], "layer": layer}
+            names["stride"] = lambda i, tensor=tensor: tensor.stride(i) * tensor.itemsize
+            code = compile(text, "address", "eval")
+            for run, indices in zip(listed, itertools.product(*map(range, counts)), strict=True):
+                whole = dict.fromkeys(("token", "head", "dim", "bit"), 0)
+                whole |= {"layer": 0} if any(loop.part == "layer" for loop in move.loops) else {}
+                for loop, index in zip(move.loops, indices, strict=True):
+                    whole[loop.part.partition("%")[0]] += index * loop.div
+                assert eval(code, names | whole) == run[end], (text, indices)
+
+
 def _heads(layout: Layout, leaf: str) -> int:
     return next(axis.extent for axis in layout.leaf(leaf).axes if axis.name == "head")
 
@@ -134,6 +154,7 @@ def check(first: Layout, second: Layout, heads: Heads = WHOLE, layer: int = 1) -
         torch.randperm(end.blocks, generator=generator)[:count].tolist()
         for end, count in ((source, found.source_blocks), (planned, found.destination_blocks))
     )
+    check_texts(found, (source, planned), blocks, layer)
     run(found, (source, planned), blocks, layer)
     copy((source, wanted), blocks, layer, heads)
     for name, data in wanted.storages.items():
@@ -291,8 +312,8 @@ def test_runs_are_as_long_as_they_can_be() -> None:
 def test_addresses_name_strides_and_blocks() -> None:
     key, _ = chunk(shipped("paged_nhd"), small("block_v1", 8)).moves
     assert key.addresses == (
-        "key_cache + blocks[token//16] * stride(0) + token * stride(1) + head * stride(2)",
-        "kv_cache + blocks[0] * stride(0) + token//16 * 16 * stride(3) + token * stride(3) + head * stride(2)",
+        "key_cache + blocks[token//16] * stride(0) + token%16 * stride(1) + head * stride(2)",
+        "kv_cache + blocks[0] * stride(0) + token//16 * 16 * stride(3) + token%16 * stride(3) + head * stride(2)",
     )
     _, value = chunk(shipped("paged_nhd"), shipped("host_page_first")).moves
     assert value.addresses[1] == (
@@ -355,11 +376,14 @@ def test_plan_says_over_what_padding_is_filled(tmp_path) -> None:
         (("nhd_head_shard",), "key is head 8 dim 128 at the source, and head 4 dim 128 at the destination"),
         (("indexer_planar", "indexer_planar", "--short", 0), None),
         (("four.yaml", "four.yaml", "--layers", 9), None),
+        (("prime.yaml", "paged_nhd"), "token has 524272 steps that are not even, and a plan lists 65536 at the most"),
     ],
 )
 def test_plan_refuses(arguments: tuple, words: str | None, tmp_path, monkeypatch) -> None:
     text = "name: four\naxes: {head: 2, dim: 64, layer: 4}\nblock_size: 8\nbuffers:\n"
     (tmp_path / "four.yaml").write_text(text + "  kv: {holds: [key, value], order: block layer kv slot head dim}\n")
+    long = canonical(shipped("contiguous_hnd")).replace("block_size: 4096", "block_size: 32767")
+    (tmp_path / "prime.yaml").write_text(re.sub("^name: .*", "name: prime", long))
     monkeypatch.chdir(tmp_path)
     result = kvgen("plan", *arguments)
     assert result.code == (1 if words else 2)

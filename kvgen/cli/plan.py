@@ -102,7 +102,11 @@ def _chunks(ours: Layout, theirs: Layout, src_tp: int, dst_tp: int) -> list[Chun
     if heads is not None:
         counts = heads_of_rank(heads, src_tp), heads_of_rank(heads, dst_tp)
         ours, theirs = _resized(ours, "head", counts[0]), _resized(theirs, "head", counts[1])
-    return [chunk(ours, theirs, pair) for pair in pairs]
+    try:
+        return [chunk(ours, theirs, pair) for pair in pairs]
+    except ValueError as error:
+        sizes = f"{ours.block_size} and {theirs.block_size}"
+        _refuse(str(error), f"blocks of {sizes} tokens: give both sizes of which one is a multiple of the other")
 
 
 def _resized(layout: Layout, axis: str, extent: int) -> Layout:
