@@ -6,9 +6,11 @@ import triton
 import triton.language as tl
 
 from kvgen import harness, reference
+from kvgen.quant.turbo import CODEBOOKS, Codebook
 from kvgen.resolve import load_text
 from tests import test_dtypes
 from tests.generated import module_of, shipped
+from tests.test_quant_turbo import made, near_a_bound
 
 pytestmark = pytest.mark.gpu
 
@@ -218,6 +220,19 @@ def test_rows_that_are_turned_or_in_codebooks(mode: str, heads: int, dims: int) 
     names = ["append/T1", "append/T7", "append/then_gather", "gather/T7"]
     found = harness.run(layout, module_of(layout), device="cuda", only=names)
     assert found.ok, str(found)
+
+
+@pytest.mark.parametrize("book", CODEBOOKS, ids=lambda book: book.name)
+def test_scales_near_a_bound(book: Codebook) -> None:
+    """Where float32 may tell another code than float64 does, and some 2**-24 further on to both sides."""
+    layout, module = made(book.bits, "planar")
+    near, slots = near_a_bound(book, 1 << 14)[0].flatten(-2).cuda(), torch.arange(1 << 14, device="cuda")
+    for away in range(-24, 25):
+        rows = near * (1 + away * 2.0**-23)
+        found, expected = (module.allocate(1 << 12, device="cuda") for _ in range(2))
+        module.append(rows, found, slots)
+        reference.append(layout, {"key": rows}, {"cache": expected}, slots)
+        assert torch.equal(found, expected)
 
 
 def test_codes_of_six_bytes_at_odd_addresses() -> None:

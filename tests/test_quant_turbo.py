@@ -92,19 +92,25 @@ def test_every_value_counts_in_the_norm() -> None:
     assert torch.equal(*pools)
 
 
-@pytest.mark.parametrize("book", CODEBOOKS, ids=lambda book: book.name)
-def test_scales_near_a_bound(book: Codebook) -> None:
-    """Groups scaled so that their scale lies within some 2**-24 of the middle between two codes."""
-    layout, module = made(book.bits, "planar")
+def near_a_bound(book: Codebook, tokens: int) -> tuple[Tensor, Tensor]:
+    """Groups scaled so that their scale lies within some 2**-24 of the middle between two codes, and their centroids:
+    [tokens, 2, 2, 16]."""
     generator = torch.Generator().manual_seed(book.bits)
-    codes = torch.randint(0x10, 0x60, (64, 2, 2), generator=generator).to(torch.uint8)
+    codes = torch.randint(0x10, 0x60, (tokens, 2, 2), generator=generator).to(torch.uint8)
     low, high = (c.view(torch.float8_e4m3fn).double() for c in (codes, codes + 1))
-    rows = torch.randn(64, 2, 2, 16, generator=generator)
+    rows = torch.randn(tokens, 2, 2, 16, generator=generator)
     for _ in range(3):  # nearer each time
         amax = rows.abs().amax(dim=-1, keepdim=True)
         chosen = decode(book, encode(book, encoding_of(book.name), rows * stretch(book.centroids[-1], amax)))
         ratio = rows.double().norm(dim=-1) / chosen.double().norm(dim=-1)
         rows = rows * ((low + high) / 2 / ratio).float().unsqueeze(-1)
+    return rows, chosen
+
+
+@pytest.mark.parametrize("book", CODEBOOKS, ids=lambda book: book.name)
+def test_scales_near_a_bound(book: Codebook) -> None:
+    layout, module = made(book.bits, "planar")
+    rows, chosen = near_a_bound(book, 64)
     in_float32 = rows.square().sum(-1).sqrt() / chosen.square().sum(-1).sqrt()
     exact = norm_ratio(rows.abs(), chosen).squeeze(-1)
     assert (in_float32.to(torch.float8_e4m3fn).float() != exact.to(torch.float8_e4m3fn).float()).sum() > 16
