@@ -175,13 +175,15 @@ def _together(layout: Layout, plan: Plan, tokens: int, slot_minor: bool) -> bool
 
 
 def _registers(layout: Layout, plan: Plan, found: Schedule) -> int:
-    """A bound on registers where a thread has a group of one stream whose codes are looked up.
+    """A bound on registers where a thread has one group of one stream whose codes are looked up.
 
     Left to itself ptxas fits such kernels into less than 50 registers, where look-ups wait for each other.
     """
-    held = [copy for copy, tile in zip(plan.copies, found.tiles, strict=True) if tile.held]
-    alone = len(held) == 1 and not plan.staged and found.tokens == 1
-    return LOOKING_UP if plan.kind == "append" and alone and _by_norm(layout.stream(held[0].stream)) else 0
+    copies = zip(plan.copies, found.tiles, strict=True)
+    held = [(layout.stream(copy.stream), math.prod(tile.sides)) for copy, tile in copies if tile.held]
+    groups = [values // stream.group for stream, values in held if _by_norm(stream)]
+    alone = plan.kind == "append" and len(held) == 1 and groups == [LANES * found.num_warps]
+    return LOOKING_UP if alone else 0
 
 
 def _bytes_under_exponents(stream: Stream) -> bool:

@@ -155,6 +155,10 @@ def test_registers_are_bounded_where_one_stream_is_looked_up() -> None:
         assert {function: chosen(name, function).registers for function in functions} == functions
     text = rendered("nhd_bf16k_turbo3v")
     assert text.count("**_registers(device, 64)") == 3
+    layout = dataclasses.replace(
+        load(ROOT / "layouts" / "nhd_bf16k_turbo3v.yaml"), schedule=ScheduleHints(KernelHints(num_warps=1))
+    )
+    assert schedule(layout, lower(layout)[0]).registers == 0  # a thread has two groups
     assert "_registers" not in rendered("nhd_int4")
 
 
