@@ -341,7 +341,7 @@ def _transfer_tile(
     ROPE_HEAD_DIM: tl.constexpr = 64
 
     tile = tl.cast(item, tl.int64)
-    layer = tile - tile // num_layers * num_layers  # a remainder is divided for again, which takes registers
+    layer = tile % num_layers
     tile = tile // num_layers
     latent_dim = tl.arange(0, LATENT_HEAD_DIM)
     rope_dim = tl.arange(0, ROPE_HEAD_DIM)
@@ -500,7 +500,7 @@ def _transfer_blocks_tile(
     DST_BLOCK_SIZE: tl.constexpr = 256
 
     tile = tl.cast(item, tl.int64)
-    layer = tile - tile // num_layers * num_layers  # a remainder is divided for again, which takes registers
+    layer = tile % num_layers
     tile = tile // num_layers
     latent_dim = tl.arange(0, LATENT_HEAD_DIM)
     rope_dim = tl.arange(0, ROPE_HEAD_DIM)

@@ -604,7 +604,7 @@ def _transfer_tile(
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
     tile = tl.cast(item, tl.int64)
-    layer = tile - tile // num_layers * num_layers  # a remainder is divided for again, which takes registers
+    layer = tile % num_layers
     tile = tile // num_layers
     head = tl.arange(0, 8).to(tl.int64)
     key_dim = tl.arange(0, KEY_HEAD_DIM)
@@ -845,7 +845,7 @@ def _transfer_blocks_tile(
     src_head = src_head.to(tl.int64)
     dst_head = dst_head.to(tl.int64)
     tile = tl.cast(item, tl.int64)
-    layer = tile - tile // num_layers * num_layers  # a remainder is divided for again, which takes registers
+    layer = tile % num_layers
     tile = tile // num_layers
     head = tl.arange(0, 8).to(tl.int64)
     key_dim = tl.arange(0, KEY_HEAD_DIM)

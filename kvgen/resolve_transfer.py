@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from kvgen import resources
+from kvgen import named, resources
 from kvgen.axes import Axis
 from kvgen.derive import derive
 from kvgen.diagnostics import Diagnostic, KvgenError
@@ -89,13 +88,17 @@ class _Resolver:
         _, node = self.source.node(location)
         name = node.value if isinstance(node, Scalar) else node.find("layout")[1].value
         at = location if isinstance(node, Scalar) else (*location, "layout")
-        path = find_layout(name, Path(self.source.path).parent)
-        if path is None:
+        found = find_layouts(name, Path(self.source.path).parent)
+        if not found:
             hint = suggestion(name, layout_names(Path(self.source.path).parent)) or "`kvgen list` names the layouts"
             self.report("KV501", f"there is no layout `{name}`", at, hint)
             return None
+        if len(found) > 1:
+            files = " and of ".join(path.name for path in found)
+            self.report("KV501", f"`{name}` is the name of {files}", at, "every layout needs a name of its own")
+            return None
         try:
-            document = read(path)
+            document = read(found[0])
             if "transfer" in document:
                 self.report("KV501", f"`{name}` is a transfer itself", at, "name a layout")
                 return None
@@ -251,13 +254,11 @@ def folders(beside: Path) -> list[Path]:
     return [beside, beside.parent, Path("layouts"), resources.folder("layouts")]
 
 
-def find_layout(name: str, beside: Path) -> Path | None:
-    """The file of the layout called ``name``."""
-    if Path(name).name != name:
-        return None
-    candidates = (folder / f"{name}{suffix}" for folder in folders(beside) for suffix in (".yaml", ".yml"))
-    return next((path for path in candidates if os.path.isfile(path)), None)  # unlike Path.is_file, for any name
+def find_layouts(name: str, beside: Path) -> list[Path]:
+    """The files with that name, of the first folder that has some."""
+    found = (named.find(name, named.files_in(folder)) for folder in folders(beside))
+    return next(filter(None, found), [])
 
 
 def layout_names(beside: Path) -> list[str]:
-    return sorted({path.stem for folder in folders(beside) for path in folder.glob("*.y*ml")})
+    return sorted({named.name_of(path) for folder in folders(beside) for path in named.files_in(folder)})

@@ -94,7 +94,7 @@ TRANSFERS = [
     Mutant("destinations in the order of sources", MOVES, MOVE_TILE, r"dst_slots_ptr \+ token", "src_slots_ptr + token", "transfer/T7"),
     Mutant("pointer table indexed from its end", MOVES, MOVE_TILE, r"src_(\w+)_table_ptr \+ layer", r"src_\1_table_ptr + num_layers - 1 - layer", "transfer/T7"),
     Mutant("destination's pointer table indexed by the next layer", MOVES, MOVE_TILE, r"dst_(\w+)_table_ptr \+ layer", r"dst_\1_table_ptr + (layer + 1) % num_layers", "transfer/T7"),
-    Mutant("first layer for all", MOVES, MOVE_TILE, r"layer = tile - .*", "layer = tile * 0", "transfer/T7"),
+    Mutant("first layer for all", MOVES, MOVE_TILE, r"layer = tile % num_layers", "layer = tile % 1", "transfer/T7"),
     Mutant("layers of one tile each", MOVES, MOVE_TILE, r"tile = tile // num_layers", "tile = tile % num_layers", "transfer/capped"),
     Mutant("capped programs skip tiles", MOVES, MOVE, r"item \+= tl\.num_programs\(0\)", "item += tl.num_programs(0) + 1", "transfer/capped"),
     Mutant("tail of the tokens lost", MOVES, MOVE_TILE, r"in_range = token < num_tokens", "in_range = token < num_tokens - 1", "transfer/T7"),

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen import diagnostics, resources
+from kvgen import diagnostics, named, resources
 from kvgen.cli.codes import ENVIRONMENT
-from kvgen.diagnostics import Diagnostic, KvgenError, Span
+from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.layout import Layout
 
 if TYPE_CHECKING:
     from kvgen.documents import Document
 
-SUFFIXES = (".yaml", ".yml")
 DEFAULT_FOLDER = "layouts"
 
 
@@ -101,7 +100,7 @@ def _expand(argument: str) -> list[Path]:
 
 def _named(folder: Path) -> list[Path]:
     """What is called like a layout in a folder and those in it."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES and path.name[0] != ".")
+    return sorted(path for path in folder.rglob("*") if path.suffix in named.SUFFIXES and path.name[0] != ".")
 
 
 def _leads_nowhere(link: Path) -> Diagnostic:
@@ -110,36 +109,35 @@ def _leads_nowhere(link: Path) -> Diagnostic:
 
 
 def layout_path(argument: str) -> Path:
-    """A layout's file, by path, by the name of a shipped layout, or by the name that a file here gives it."""
+    """A layout's file, by path or by its name, which may be that of a shipped one."""
     path = Path(argument)
     if os.path.exists(path):
         return path
-    shipped = shipped_layouts()
-    if argument in shipped:
-        return shipped[argument]
-    if path.suffix in SUFFIXES or len(path.parts) != 1:
+    known = known_layouts()
+    found = named.find(argument, known)
+    if len(found) > 1:
+        raise KvgenError(*(_same_name(argument, each, found[0]) for each in found[1:]))
+    if found:
+        return found[0]
+    if path.suffix in named.SUFFIXES or len(path.parts) != 1:
         raise KvgenError(Diagnostic("KV701", f"{path.as_posix()} does not exist"))
-    if named := [path for path in shipped.values() if _says(path, argument)]:
-        if len(named) == 1:
-            return named[0]
-        raise KvgenError(*(_same_name(argument, path, named[0]) for path in named[1:]))
     import difflib
 
-    close = difflib.get_close_matches(argument, shipped, n=1)
+    close = difflib.get_close_matches(argument, map(named.name_of, known), n=1)
     hint = f"did you mean {close[0]}?" if close else "`kvgen list` names the layouts"
     raise KvgenError(Diagnostic("KV701", f"{argument} is neither a file nor the name of a layout", hint=hint))
 
 
-def shipped_layouts() -> dict[str, Path]:
-    """Name → file of the layouts and transfers here (``layouts/``) and of those that came with kvgen.
+def known_layouts() -> list[Path]:
+    """The layouts and transfers here (``layouts/``), and of those that came with kvgen whose names are not taken here.
 
-    Those here come first; a layout's name stands for the layout, and what lies deeper in the folder comes last.
+    What lies deeper in a folder comes last.
     """
-    found: dict[str, Path] = {}
+    found: list[Path] = []
     for folder in (Path(DEFAULT_FOLDER), resources.folder("layouts")):
-        for path in sorted(_named(folder), key=lambda path: len(path.parts)):
-            if path.is_file():
-                found.setdefault(path.stem, path)
+        taken = set(map(named.name_of, found))
+        files = sorted(filter(Path.is_file, _named(folder)), key=lambda path: len(path.parts))
+        found += [path for path in files if named.name_of(path) not in taken]
     return found
 
 
@@ -174,16 +172,7 @@ def load_each(paths: Iterable[Path]) -> tuple[list[tuple[Path, Document]], list[
 
 def _same_name(name: str, path: Path, first: Path) -> Diagnostic:
     message = f"the name {name} is taken by {first.as_posix()}"
-    return Diagnostic("KV708", message, _name_span(path), "every layout needs a name of its own")
-
-
-def _says(path: Path, name: str) -> bool:
-    """Whether a file says that this is its name."""
-    try:
-        words = _name_span(path).text.partition("#")[0].split()
-    except (OSError, ValueError):
-        return False
-    return len(words) == 2 and words[1].strip("'\"") == name
+    return Diagnostic("KV708", message, named.name_span(path), "every layout needs a name of its own")
 
 
 def only_layouts(documents: Sequence[Document], why: str) -> list[Layout]:
@@ -192,14 +181,6 @@ def only_layouts(documents: Sequence[Document], why: str) -> list[Layout]:
     if not found:
         raise KvgenError(Diagnostic("KV701", f"{documents[0].name} is a transfer and no layout", hint=why))
     return found
-
-
-def _name_span(path: Path) -> Span:
-    """Where a file says its name."""
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), 1):
-        if line.startswith("name:"):
-            return Span(path.as_posix(), number, 1, len(line) + 1, line)
-    return Span(path.as_posix(), 1, 1, 1, "")
 
 
 def check_replaced(file: Path, start: bytes, what: str) -> None:

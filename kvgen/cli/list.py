@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvgen.cli.common import PathsArgument, console_width, find_layouts, load_each, shipped_layouts
+from kvgen.cli.common import PathsArgument, console_width, find_layouts, known_layouts, load_each
 from kvgen.diagnostics import KvgenError
 from kvgen.layout import Layout
 from kvgen.transfer import Transfer
@@ -23,7 +23,7 @@ def list_layouts(
     as_json: Annotated[bool, typer.Option("--json", help="Print objects, with the path of each file.")] = False,
 ) -> None:
     """List layouts: by default those in layouts/ and those that come with kvgen."""
-    found = find_layouts(paths) if paths else list(shipped_layouts().values())
+    found = find_layouts(paths) if paths else known_layouts()
     loaded, problems = load_each(found)
     if as_json:
         rows = [{"path": path.as_posix(), **_facts(document)} for path, document in loaded]

@@ -16,14 +16,15 @@ from kvgen.cli.common import (
     OutputFormat,
     PathsArgument,
     find_layouts,
+    known_layouts,
     load_all,
     only_layouts,
     progress,
     reporting,
-    shipped_layouts,
 )
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.documents import Document
+from kvgen.named import name_of
 from kvgen.suggest import did_you_mean, known_here
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def test(
 
 def _argument(path: Path, name: str) -> str:
     """What a command calls a layout: its name where that is enough to find it, else its file."""
-    return name if shipped_layouts().get(name) == path else path.as_posix()
+    return name if [each for each in known_layouts() if name_of(each) == name] == [path] else path.as_posix()
 
 
 def _run(
