@@ -136,7 +136,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_kernel[grid](
-                key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 4
+                key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 2
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -185,7 +185,7 @@ def append_key(key, key_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_key_kernel[grid](
-                key, key_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 4
+                key, key_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 2
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
@@ -234,7 +234,7 @@ def append_value(value, value_cache, slot_mapping):
         )
         with _on(device):
             compiled = _append_value_kernel[grid](
-                value, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 4
+                value, value_cache, slot_mapping, *numbers, num_warps=1 if num_tokens <= 64 else 2
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
@@ -316,7 +316,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
                 positions,
                 request_ids,
                 *numbers,
-                num_warps=1 if num_tokens <= 64 else 4,
+                num_warps=1 if num_tokens <= 64 else 2,
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 

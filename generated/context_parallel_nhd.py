@@ -114,7 +114,7 @@ def append(key, value, key_cache, value_cache, slot_mapping):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_kernel[grid](key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_kernel[grid](key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=1)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -147,7 +147,7 @@ def append_key(key, key_cache, slot_mapping):
             key.stride(1),
         )
         with _on(device):
-            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=1)
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -180,7 +180,7 @@ def append_value(value, value_cache, slot_mapping):
             value.stride(1),
         )
         with _on(device):
-            compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, *numbers, num_warps=2)
+            compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, *numbers, num_warps=1)
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -234,7 +234,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                key, value, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=2
+                key, value, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=1
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, rank, request_ids is None)
 

@@ -98,7 +98,7 @@ def append(latent, rope, latent_cache, rope_cache, slot_mapping):
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
     _check_separate("latent_cache", latent_cache, "rope_cache", rope_cache)
-    tokens = 1 if num_tokens <= 256 else 4
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -137,7 +137,7 @@ def append_latent(latent, latent_cache, slot_mapping):
     _check_buffer("latent_cache", latent_cache, (num_blocks, 1, 32, BLOCK_SIZE, 16), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 256 else 4
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -172,7 +172,7 @@ def append_rope(rope, rope_cache, slot_mapping):
     _check_buffer("rope_cache", rope_cache, (num_blocks, 1, 4, BLOCK_SIZE, 16), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
-    tokens = 1 if num_tokens <= 256 else 8
+    tokens = 4 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -217,7 +217,7 @@ def append_positions(latent, rope, latent_cache, rope_cache, block_table, positi
     latent = _check_stream("latent", latent, num_tokens, (LATENT_DIM,), (latent_cache.dtype,), device)
     rope = _check_stream("rope", rope, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device)
     _check_separate("latent_cache", latent_cache, "rope_cache", rope_cache)
-    tokens = 1 if num_tokens <= 256 else 4
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -275,7 +275,7 @@ def gather(latent_cache, rope_cache, slots, *, out=None, zero_skipped=False):
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
-    tokens = 1 if num_tokens <= 256 else 4
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)
@@ -359,7 +359,7 @@ def gather_paged(
     )
     rope_out = _check_stream("rope_out", rope_out, num_tokens, (ROPE_DIM,), (rope_cache.dtype,), device, exact=True)
     _check_separate("latent_out", latent_out, "rope_out", rope_out)
-    tokens = 1 if num_tokens <= 256 else 4
+    tokens = 1 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
         grid = (triton.cdiv(num_tokens, tokens),)

@@ -97,9 +97,10 @@ def append(key, value, key_cache, value_cache, slot_mapping):
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
     _check_separate("key_cache", key_cache, "value_cache", value_cache)
+    tokens = 4 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 4),)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -113,9 +114,10 @@ def append(key, value, key_cache, value_cache, slot_mapping):
             value_cache.stride(2),
             value.stride(0),
             value.stride(1),
+            tokens,
         )
         with _on(device):
-            compiled = _append_kernel[grid](key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=4)
+            compiled = _append_kernel[grid](key, value, key_cache, value_cache, slot_mapping, *numbers, num_warps=1)
         _append_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -136,9 +138,10 @@ def append_key(key, key_cache, slot_mapping):
     _check_buffer("key_cache", key_cache, (num_blocks, NUM_HEADS * 8, BLOCK_SIZE, 16), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
+    tokens = 4 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 4),)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -147,9 +150,10 @@ def append_key(key, key_cache, slot_mapping):
             key_cache.stride(2),
             key.stride(0),
             key.stride(1),
+            tokens,
         )
         with _on(device):
-            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=4)
+            compiled = _append_key_kernel[grid](key, key_cache, slot_mapping, *numbers, num_warps=1)
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -170,9 +174,10 @@ def append_value(value, value_cache, slot_mapping):
     _check_buffer("value_cache", value_cache, (num_blocks, NUM_HEADS * 8, BLOCK_SIZE, 16), DTYPES, 1, device)
     num_tokens = _check_integers("slot_mapping", slot_mapping, device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
+    tokens = 4 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 4),)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -181,9 +186,10 @@ def append_value(value, value_cache, slot_mapping):
             value_cache.stride(2),
             value.stride(0),
             value.stride(1),
+            tokens,
         )
         with _on(device):
-            compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, *numbers, num_warps=4)
+            compiled = _append_value_kernel[grid](value, value_cache, slot_mapping, *numbers, num_warps=1)
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
 
@@ -214,9 +220,10 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     _check_stream("key", key, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device)
     _check_stream("value", value, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device)
     _check_separate("key_cache", key_cache, "value_cache", value_cache)
+    tokens = 4 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 4),)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -233,10 +240,11 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
             value_cache.stride(2),
             value.stride(0),
             value.stride(1),
+            tokens,
         )
         with _on(device):
             compiled = _append_positions_kernel[grid](
-                key, value, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=4
+                key, value, key_cache, value_cache, block_table, positions, request_ids, *numbers, num_warps=1
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -270,9 +278,10 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
     _check_separate("key_out", key_out, "value_out", value_out)
+    tokens = 4 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 4),)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             num_slots,
             num_tokens,
@@ -286,10 +295,11 @@ def gather(key_cache, value_cache, slots, *, out=None, zero_skipped=False):
             value_cache.stride(2),
             value_out.stride(0),
             value_out.stride(1),
+            tokens,
             zero_skipped,
         )
         with _on(device):
-            compiled = _gather_kernel[grid](key_out, value_out, key_cache, value_cache, slots, *numbers, num_warps=4)
+            compiled = _gather_kernel[grid](key_out, value_out, key_cache, value_cache, slots, *numbers, num_warps=1)
         _gather_kept.keep(compiled, grid, numbers, tensors, zero_skipped)
     return key_out, value_out
 
@@ -350,9 +360,10 @@ def gather_paged(
     _check_stream("key_out", key_out, num_tokens, (NUM_HEADS, HEAD_DIM), (key_cache.dtype,), device, exact=True)
     _check_stream("value_out", value_out, num_tokens, (NUM_HEADS, HEAD_DIM), (value_cache.dtype,), device, exact=True)
     _check_separate("key_out", key_out, "value_out", value_out)
+    tokens = 4 if num_tokens <= 256 else 8
     num_slots = num_blocks * BLOCK_SIZE
     if num_tokens > 0:
-        grid = (triton.cdiv(num_tokens, 4),)
+        grid = (triton.cdiv(num_tokens, tokens) * 8,)
         numbers = (
             block_table.stride(0),
             block_table.shape[1],
@@ -369,6 +380,7 @@ def gather_paged(
             value_cache.stride(2),
             value_out.stride(0),
             value_out.stride(1),
+            tokens,
             zero_skipped,
         )
         with _on(device):
@@ -382,7 +394,7 @@ def gather_paged(
                 cu_seq_lens,
                 starts,
                 *numbers,
-                num_warps=4,
+                num_warps=1,
             )
         _gather_paged_kept.keep(compiled, grid, numbers, tensors, total_tokens, zero_skipped, starts is None)
     return key_out, value_out
@@ -732,33 +744,28 @@ def _append_kernel(
     value_cache_stride_slot,
     value_stride_token,
     value_stride_head,
+    TOKENS: tl.constexpr,
 ):
-    """One program writes key and value of 4 tokens, all heads."""
-    TOKENS: tl.constexpr = 4
-    NUM_HEADS: tl.constexpr = 8
-    HEAD_DIM: tl.constexpr = 128
+    """One program writes key and value of TOKENS tokens, 1 head."""
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
-        key_ptr + token[:, None, None] * key_stride_token + head[None, :, None] * key_stride_head + dim[None, None, :],
+        key_ptr + token[:, None, None] * key_stride_token + head * key_stride_head + dim_vector[None, :, :],
         mask=in_range[:, None, None],
         other=0,
     )
     value = tl.load(
-        value_ptr
-        + token[:, None, None] * value_stride_token
-        + head[None, :, None] * value_stride_head
-        + dim[None, None, :],
+        value_ptr + token[:, None, None] * value_stride_token + head * value_stride_head + dim_vector[None, :, :],
         mask=in_range[:, None, None],
         other=0,
     )
@@ -767,10 +774,10 @@ def _append_kernel(
     tl.store(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
-        + head[None, :, None] * key_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * key_cache_stride_head_dim_div16
+        + head * key_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * key_cache_stride_head_dim_div16
         + slot[:, None, None] * key_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         key,
         mask=valid[:, None, None],
     )
@@ -779,10 +786,10 @@ def _append_kernel(
     tl.store(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
-        + head[None, :, None] * value_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * value_cache_stride_head_dim_div16
+        + head * value_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * value_cache_stride_head_dim_div16
         + slot[:, None, None] * value_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         value,
         mask=valid[:, None, None],
     )
@@ -800,25 +807,23 @@ def _append_key_kernel(
     key_cache_stride_slot,
     key_stride_token,
     key_stride_head,
+    TOKENS: tl.constexpr,
 ):
-    """One program writes key of 4 tokens, all heads."""
-    TOKENS: tl.constexpr = 4
-    NUM_HEADS: tl.constexpr = 8
-    HEAD_DIM: tl.constexpr = 128
+    """One program writes key of TOKENS tokens, 1 head."""
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
-        key_ptr + token[:, None, None] * key_stride_token + head[None, :, None] * key_stride_head + dim[None, None, :],
+        key_ptr + token[:, None, None] * key_stride_token + head * key_stride_head + dim_vector[None, :, :],
         mask=in_range[:, None, None],
         other=0,
     )
@@ -827,10 +832,10 @@ def _append_key_kernel(
     tl.store(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
-        + head[None, :, None] * key_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * key_cache_stride_head_dim_div16
+        + head * key_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * key_cache_stride_head_dim_div16
         + slot[:, None, None] * key_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         key,
         mask=valid[:, None, None],
     )
@@ -848,28 +853,23 @@ def _append_value_kernel(
     value_cache_stride_slot,
     value_stride_token,
     value_stride_head,
+    TOKENS: tl.constexpr,
 ):
-    """One program writes value of 4 tokens, all heads."""
-    TOKENS: tl.constexpr = 4
-    NUM_HEADS: tl.constexpr = 8
-    HEAD_DIM: tl.constexpr = 128
+    """One program writes value of TOKENS tokens, 1 head."""
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slot_mapping_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     value = tl.load(
-        value_ptr
-        + token[:, None, None] * value_stride_token
-        + head[None, :, None] * value_stride_head
-        + dim[None, None, :],
+        value_ptr + token[:, None, None] * value_stride_token + head * value_stride_head + dim_vector[None, :, :],
         mask=in_range[:, None, None],
         other=0,
     )
@@ -878,10 +878,10 @@ def _append_value_kernel(
     tl.store(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
-        + head[None, :, None] * value_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * value_cache_stride_head_dim_div16
+        + head * value_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * value_cache_stride_head_dim_div16
         + slot[:, None, None] * value_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         value,
         mask=valid[:, None, None],
     )
@@ -911,14 +911,12 @@ def _append_positions_kernel(
     value_cache_stride_slot,
     value_stride_token,
     value_stride_head,
+    TOKENS: tl.constexpr,
 ):
-    """One program writes key and value of 4 tokens, all heads."""
-    TOKENS: tl.constexpr = 4
-    NUM_HEADS: tl.constexpr = 8
-    HEAD_DIM: tl.constexpr = 128
+    """One program writes key and value of TOKENS tokens, 1 head."""
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     if request_ids_ptr is None:
         request = token
@@ -930,20 +928,17 @@ def _append_positions_kernel(
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
     key = tl.load(
-        key_ptr + token[:, None, None] * key_stride_token + head[None, :, None] * key_stride_head + dim[None, None, :],
+        key_ptr + token[:, None, None] * key_stride_token + head * key_stride_head + dim_vector[None, :, :],
         mask=in_range[:, None, None],
         other=0,
     )
     value = tl.load(
-        value_ptr
-        + token[:, None, None] * value_stride_token
-        + head[None, :, None] * value_stride_head
-        + dim[None, None, :],
+        value_ptr + token[:, None, None] * value_stride_token + head * value_stride_head + dim_vector[None, :, :],
         mask=in_range[:, None, None],
         other=0,
     )
@@ -952,10 +947,10 @@ def _append_positions_kernel(
     tl.store(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
-        + head[None, :, None] * key_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * key_cache_stride_head_dim_div16
+        + head * key_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * key_cache_stride_head_dim_div16
         + slot[:, None, None] * key_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         key,
         mask=valid[:, None, None],
     )
@@ -964,10 +959,10 @@ def _append_positions_kernel(
     tl.store(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
-        + head[None, :, None] * value_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * value_cache_stride_head_dim_div16
+        + head * value_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * value_cache_stride_head_dim_div16
         + slot[:, None, None] * value_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         value,
         mask=valid[:, None, None],
     )
@@ -992,15 +987,13 @@ def _gather_kernel(
     value_cache_stride_slot,
     value_out_stride_token,
     value_out_stride_head,
+    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and value of 4 tokens, all heads."""
-    TOKENS: tl.constexpr = 4
-    NUM_HEADS: tl.constexpr = 8
-    HEAD_DIM: tl.constexpr = 128
+    """One program reads key and value of TOKENS tokens, 1 head."""
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
     slot_number = tl.load(slots_ptr + token, mask=in_range, other=-1).to(tl.int64)
     valid = in_range & (slot_number >= 0) & (slot_number < num_slots)
@@ -1009,37 +1002,34 @@ def _gather_kernel(
         written = in_range
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
-        + head[None, :, None] * key_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * key_cache_stride_head_dim_div16
+        + head * key_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * key_cache_stride_head_dim_div16
         + slot[:, None, None] * key_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         mask=valid[:, None, None],
         other=0,
     )
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
-        + head[None, :, None] * value_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * value_cache_stride_head_dim_div16
+        + head * value_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * value_cache_stride_head_dim_div16
         + slot[:, None, None] * value_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         mask=valid[:, None, None],
         other=0,
     )
 
     # key from key_cache
     tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
+        key_out_ptr + token[:, None, None] * key_out_stride_token + head * key_out_stride_head + dim_vector[None, :, :],
         key,
         mask=written[:, None, None],
     )
@@ -1048,8 +1038,8 @@ def _gather_kernel(
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
-        + head[None, :, None] * value_out_stride_head
-        + dim[None, None, :],
+        + head * value_out_stride_head
+        + dim_vector[None, :, :],
         value,
         mask=written[:, None, None],
     )
@@ -1080,17 +1070,15 @@ def _gather_paged_kernel(
     value_cache_stride_slot,
     value_out_stride_token,
     value_out_stride_head,
+    TOKENS: tl.constexpr,
     ZERO_SKIPPED: tl.constexpr,
 ):
-    """One program reads key and value of 4 tokens, all heads."""
-    TOKENS: tl.constexpr = 4
-    NUM_HEADS: tl.constexpr = 8
-    HEAD_DIM: tl.constexpr = 128
+    """One program reads key and value of TOKENS tokens, 1 head."""
     BLOCK_SIZE: tl.constexpr = 128
 
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    token = (tl.program_id(0) // 8).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     in_range = token < num_tokens
-    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64)
+    request = _request_of(token, cu_seq_lens_ptr, num_requests, WAYS=64 if TOKENS == 1 else 8)
     known = (request >= 0) & (request < num_requests)
     position = token - tl.load(cu_seq_lens_ptr + request, mask=known, other=0)
     if starts_ptr is not None:
@@ -1103,37 +1091,34 @@ def _gather_paged_kernel(
         written = in_range
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM).to(tl.int64)
+    head = (tl.program_id(0) % 8).to(tl.int64)
+    dim_vector = tl.arange(0, 8).to(tl.int64)[:, None] * 16 + tl.arange(0, 16)[None, :]
 
     # Everything is on its way before anything is worked on.
     key = tl.load(
         key_cache_ptr
         + block[:, None, None] * key_cache_stride_block
-        + head[None, :, None] * key_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * key_cache_stride_head_dim_div16
+        + head * key_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * key_cache_stride_head_dim_div16
         + slot[:, None, None] * key_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         mask=valid[:, None, None],
         other=0,
     )
     value = tl.load(
         value_cache_ptr
         + block[:, None, None] * value_cache_stride_block
-        + head[None, :, None] * value_cache_stride_head_dim_div16 * 8
-        + (dim // 16)[None, None, :] * value_cache_stride_head_dim_div16
+        + head * value_cache_stride_head_dim_div16 * 8
+        + (dim_vector // 16)[None, :, :] * value_cache_stride_head_dim_div16
         + slot[:, None, None] * value_cache_stride_slot
-        + (dim % 16)[None, None, :],
+        + (dim_vector % 16)[None, :, :],
         mask=valid[:, None, None],
         other=0,
     )
 
     # key from key_cache
     tl.store(
-        key_out_ptr
-        + token[:, None, None] * key_out_stride_token
-        + head[None, :, None] * key_out_stride_head
-        + dim[None, None, :],
+        key_out_ptr + token[:, None, None] * key_out_stride_token + head * key_out_stride_head + dim_vector[None, :, :],
         key,
         mask=written[:, None, None],
     )
@@ -1142,8 +1127,8 @@ def _gather_paged_kernel(
     tl.store(
         value_out_ptr
         + token[:, None, None] * value_out_stride_token
-        + head[None, :, None] * value_out_stride_head
-        + dim[None, None, :],
+        + head * value_out_stride_head
+        + dim_vector[None, :, :],
         value,
         mask=written[:, None, None],
     )

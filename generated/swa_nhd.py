@@ -84,7 +84,7 @@ def append(key, value, key_cache, value_cache, slot_mapping, swa_slots):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     swa_slots [slots] maps each slot number to another one, or to a negative: skipped.
     A token whose slot number is negative, past swa_slots or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, slot_mapping, swa_slots)
@@ -130,7 +130,7 @@ def append_key(key, key_cache, slot_mapping, swa_slots):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     swa_slots [slots] maps each slot number to another one, or to a negative: skipped.
     A token whose slot number is negative, past swa_slots or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, key_cache, slot_mapping, swa_slots)
@@ -166,7 +166,7 @@ def append_value(value, value_cache, slot_mapping, swa_slots):
     slot_mapping [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     swa_slots [slots] maps each slot number to another one, or to a negative: skipped.
     A token whose slot number is negative, past swa_slots or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (value, value_cache, slot_mapping, swa_slots)
@@ -204,7 +204,7 @@ def append_positions(key, value, key_cache, value_cache, block_table, positions,
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     swa_slots [slots] maps each slot number to another one, or to a negative: skipped.
     A token whose slot number is negative, past swa_slots or lies past the pool is skipped:
-    nothing of it is read or written. Of two tokens with one slot, either may win, byte by byte.
+    nothing is written for it. Of two tokens with one slot, either may win, byte by byte.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
     """
     tensors = (key, value, key_cache, value_cache, block_table, positions, swa_slots)
@@ -780,7 +780,13 @@ def _append_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    dim = tl.arange(0, HEAD_DIM)
+
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
     valid = (slot_number >= 0) & (slot_number < swa_slots_length)
     slot_number = tl.load(swa_slots_ptr + slot_number, mask=valid, other=-1).to(tl.int64)
     valid = (slot_number >= 0) & (slot_number < num_slots)
@@ -788,12 +794,6 @@ def _append_kernel(
         return
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM)
-
-    # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to key_cache
     tl.store(
@@ -837,7 +837,12 @@ def _append_key_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    dim = tl.arange(0, HEAD_DIM)
+
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
     valid = (slot_number >= 0) & (slot_number < swa_slots_length)
     slot_number = tl.load(swa_slots_ptr + slot_number, mask=valid, other=-1).to(tl.int64)
     valid = (slot_number >= 0) & (slot_number < num_slots)
@@ -845,11 +850,6 @@ def _append_key_kernel(
         return
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM)
-
-    # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
 
     # key to key_cache
     tl.store(
@@ -883,7 +883,12 @@ def _append_value_kernel(
 
     token = tl.program_id(0).to(tl.int64)
     slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
-    # A skipped token is decided before anything of it is read.
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    dim = tl.arange(0, HEAD_DIM)
+
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
     valid = (slot_number >= 0) & (slot_number < swa_slots_length)
     slot_number = tl.load(swa_slots_ptr + slot_number, mask=valid, other=-1).to(tl.int64)
     valid = (slot_number >= 0) & (slot_number < num_slots)
@@ -891,11 +896,6 @@ def _append_value_kernel(
         return
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM)
-
-    # Everything is on its way before anything is worked on.
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # value to value_cache
     tl.store(
@@ -945,9 +945,17 @@ def _append_positions_kernel(
     else:
         request = tl.load(request_ids_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
+    head = tl.arange(0, NUM_HEADS).to(tl.int64)
+    dim = tl.arange(0, HEAD_DIM)
+
+    # Everything is on its way before anything is worked on, and before it is known which tokens are skipped.
+    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
+    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
+    tl.debug_barrier()  # else the compiler moves some of these loads behind what waits for others
     known = (request >= 0) & (request < num_rows)
+    if not known:
+        return
     slot_number = _slot_of(request, position, known, block_table_ptr, block_table_stride, num_columns)
-    # A skipped token is decided before anything of it is read.
     valid = (slot_number >= 0) & (slot_number < swa_slots_length)
     slot_number = tl.load(swa_slots_ptr + slot_number, mask=valid, other=-1).to(tl.int64)
     valid = (slot_number >= 0) & (slot_number < num_slots)
@@ -955,12 +963,6 @@ def _append_positions_kernel(
         return
     block = slot_number // BLOCK_SIZE
     slot = slot_number % BLOCK_SIZE
-    head = tl.arange(0, NUM_HEADS).to(tl.int64)
-    dim = tl.arange(0, HEAD_DIM)
-
-    # Everything is on its way before anything is worked on.
-    key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + dim[None, :])
-    value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
 
     # key to key_cache
     tl.store(

@@ -249,8 +249,11 @@ class Slots:
 
     @property
     def selective(self) -> bool:
-        """Whether most tokens of a prompt may be skipped: those of other ranks, or outside of a window."""
-        return self.remap is not None or self.shard is not None
+        """Whether most tokens of a prompt are skipped: those of other ranks.
+
+        Behind a remap table few are: what is appended is the newest of its window.
+        """
+        return self.shard is not None
 
 
 @dataclass(frozen=True, slots=True)

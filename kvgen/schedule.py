@@ -9,9 +9,8 @@ Rules of legality:
 * a query's heads are divided among programs of their own, several heads each: they follow those of the KV heads.
 
 What is fast was measured (H200, bf16): one program per token with all heads where ``dim`` is the fastest axis of the
-cache (of rows that are short and only moved two tokens, in calls of any size; of rows in short runs as many tokens as
-have theirs in one line, and where they are short such lines side by side), and tiles of some tokens with the tokens
-along the lanes where ``slot`` is.
+cache (of rows that are short and only moved two tokens, in calls of any size), tiles of some tokens with the tokens
+along the lanes where ``slot`` is, and of one head of tokens that fill lines together where rows are in short runs.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ TARGET_VALUES = 1024  # values a program moves at the least, where tokens are ma
 MAX_VALUES = 8192  # values of one stream held by a program at the most
 SECTOR = 32  # bytes; shorter runs of a token leave part of each memory transaction unused
 LINE = 128  # bytes; runs of several tokens that share one are best written at a time
+LINES = 2  # that such runs fill together: their tokens are a program's
 VECTOR = 16  # bytes of the widest access
 LANES = 32  # threads of a warp
 ELEMENTS = 8  # values of the widest access, of 16 bits each
@@ -40,6 +40,8 @@ SOME_TOKENS = 1024  # up to here more warps a program pay where values are encod
 MANY_TOKENS = 8192  # from here on a program takes more heads of a query that share much
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
 BAND = 16  # dims of these that it stores at a time where they are no run: addresses of all would take most registers
+LINES_PER_WARP = 4096  # values of one stream that a warp takes where runs of several tokens are lines,
+FEW_IN_LINES = 512  # and those of a program where tokens are few
 STAGED_VALUES = 1024  # values of one stream that a program works on at the most
 STAGED_PER_WARP = 512  # values a warp works on,
 TURNED_PER_WARP = 1024  # more of a query that is only turned,
@@ -96,11 +98,12 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     slot_minor = "token" in lanes
     widest = max(padded_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
     most = STAGED_VALUES if plan.staged else MAX_VALUES
-    heads = _heads(layout, plan, wish.heads, slot_minor, most // widest)
-    row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
     worked_on = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
     streams = [layout.stream(name) for name in plan.streams]
     moved = not worked_on and not slot_minor
+    beside = _runs_in_lines(plan) if moved and wish.tokens != 1 else 1
+    heads = _heads(layout, plan, wish.heads, slot_minor or beside > 1, most // widest)
+    row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
     encodes = worked_on and plan.kind == "append"
     whole = whole_rows(layout, plan) if heads is None and all(map(_by_row, streams)) else ()
     short = moved or bool(whole)
@@ -110,16 +113,15 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
     in_pairs = rows and plan.kind == "gather" and row == TARGET_VALUES and _aligned(layout, plan) == VECTOR
     tokens = 2 if in_pairs and not wish.tokens else tokens
-    line = _tokens_of_a_line(plan, row) if moved else 1
-    tokens = tokens if wish.tokens else max(tokens, line)
-    in_lines = line > 1 and tokens > 1 and row < TARGET_VALUES
+    tokens = tokens if wish.tokens else max(tokens, min(beside, MAX_VALUES // row))
     whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
     tokens = max(tokens, 512 // row) if whole_groups and not (slot_minor or wish.tokens) else tokens
-    per_warp = STAGED_PER_WARP if plan.staged else _values_per_warp(slot_minor, worked_on)
-    if moved:
-        per_warp = (
-            512 if tokens == 1 else 2048 if in_lines else 1024
-        )  # more accesses of a thread are under way at a time
+    turned = slot_minor and (worked_on or plan.kind == "gather")
+    per_warp = STAGED_PER_WARP if plan.staged else 512 if turned else 1024
+    if beside > 1:
+        per_warp = LINES_PER_WARP
+    elif moved and tokens == 1 and not (plan.kind == "append" and layout.slots.selective):
+        per_warp = 512  # fewer accesses of a thread are under way, but none waits for a slot
     if whole:
         per_warp = 512
     elif plan.kind == "append" and tokens == 1 and not (plan.staged or slot_minor):
@@ -130,22 +132,23 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         per_warp = min(per_warp, 512)
     num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
     vector = plan.kind == "gather"
-    tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector, in_lines) for copy in plan.copies)
+    tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector, beside > 1) for copy in plan.copies)
     # Codes that are unpacked to be turned go through shared memory where a thread has few of them.
     slow = any(worked_on_together(stream) and not _in_tables(layout, plan, stream) for stream in streams)
     fewest = STAGED_FEW if plan.staged else 512 if slow else 256
     few_warps = max(num_warps, min(4, padded_side(math.ceil(row / fewest))))
     enough = whole_groups or plan.query is not None  # beside programs of a query more warps do not pay
     few_warps = num_warps if wish.num_warps or not worked_on or enough else few_warps
-    if moved and tokens > line and not (in_lines or wish.num_warps):
+    if moved and tokens > 1 and not (beside > 1 or wish.num_warps):
         few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
-    by_count = tokens > 1 and wish.tokens is None and (in_lines or not moved) and not whole_groups
+    few_tokens = max(1, min(tokens // LINES, FEW_IN_LINES // row)) if beside > 1 else 1
+    by_count = tokens > few_tokens and wish.tokens is None and (beside > 1 or not moved) and not whole_groups
     encoding = encodes and not (plan.staged or slot_minor)
-    few = FEW_ENCODED if encoding or in_pairs or in_lines else FEW_TOKENS
+    few = FEW_ENCODED if encoding or in_pairs or beside > 1 else FEW_TOKENS
     some = SOME_TOKENS
     if slot_minor and by_count and not wish.num_warps:
         few_warps, some = min(num_warps, padded_side(math.ceil(row / 256))), few
-    found = Schedule(tokens, by_count, heads, num_warps, few_warps, tiles, few=few, some=some)
+    found = Schedule(tokens, by_count, heads, num_warps, few_warps, tiles, few_tokens, few, some)
     if wish.few is not None:
         few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
         warps = wish.few.num_warps or num_warps
@@ -266,11 +269,6 @@ def _by_channel(stream: Stream) -> bool:
     return stream.scale is not None and any(axis.name == "dim" and axis.step == 1 for axis in stream.scale.axes)
 
 
-def _values_per_warp(slot_minor: bool, encoded: bool) -> int:
-    """Values of one stream that a warp takes: few where they are only moved, more where they are worked on."""
-    return 512 if slot_minor else 1024 if encoded else 256
-
-
 def _tokens(layout: Layout, slot_minor: bool, widest: int, row: int, short: bool) -> int:
     """Tokens of one program where there are many; half as many where they are only moved, or in rows: ``short``."""
     if not slot_minor:
@@ -281,16 +279,16 @@ def _tokens(layout: Layout, slot_minor: bool, widest: int, row: int, short: bool
     return tokens
 
 
-def _tokens_of_a_line(plan: Plan, row: int) -> int:
-    """Tokens whose runs of a row lie side by side in a line of memory: of short runs, with slots right above them.
+def _runs_in_lines(plan: Plan) -> int:
+    """How many tokens have their runs of a row side by side in ``LINES`` of memory; 1 where runs are not short, or no
+    slots are right above them.
 
     Runs are short that fill no more than a sector: those of several tokens that are read or written at once are one.
     """
     views = [plan.cache_view(copy) for copy in plan.copies]
-    runs = {(_dims_beside(view) or LINE) * view.itemsize for view in views}
+    run = max((_dims_beside(view) or LINE) * view.itemsize for view in views)
     above = {next((s.digit.axis for s in reversed(view.steps) if s.digit.axis != "dim"), "") for view in views}
-    short = max(runs) <= SECTOR and above <= {"slot", SLOT_NUMBER}
-    return min(LINE // max(runs), max(1, MAX_VALUES // row)) if short else 1
+    return LINES * LINE // run if run <= SECTOR and above <= {"slot", SLOT_NUMBER} else 1
 
 
 def _tile(

@@ -265,13 +265,13 @@ def test_a_nan_of_all_bits_keeps_them_at_odd_addresses() -> None:
     [
         ("", False),
         ("slots: {skip: 0}", False),
-        ("slots: {remap: window}", True),
+        ("slots: {remap: window}", False),
         ("slots: {shard: {world: 2, interleave: 1}}", True),
     ],
 )
 @pytest.mark.parametrize("dim", [128, 8])
 def test_rows_are_read_before_the_slot_is_known(slots: str, waits: bool, dim: int) -> None:
-    """Not where most tokens of a prompt may be skipped. Few dims: several tokens a program."""
+    """Not where most tokens of a prompt are skipped. Few dims: several tokens a program."""
     axes = f"name: x\naxes: {{head: 8, dim: {dim}}}\nblock_size: 16\n"
     text = render_layout(
         load_text(f"{axes}buffers: {{cache: {{holds: [key, value], order: block kv slot head dim}}}}\n{slots}")

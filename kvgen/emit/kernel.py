@@ -43,6 +43,7 @@ class Kernel:
     stride_unit: int  # elements that strides are counted in, if the layout's own strides are multiples of it
     extra: str  # what _slot_of takes beside the table: a dynamic block size, the rank
     valid: str
+    mapped: str  # the condition on what a remap table has for a slot number
     run_slot: str
     run_number: str
     program: str  # which of the tiles of tokens is a program's
@@ -113,6 +114,7 @@ class Builder(Copying):
             stride_unit=self.stride_unit,
             extra=slot_of_extra(layout),
             valid=self._valid(),
+            mapped=" & ".join([*scalar, "(slot_number >= 0)", "(slot_number < num_slots)"]),
             run_slot="tl.multiple_of(first_slot, TOKENS)" if aligned else "first_slot",
             run_number="tl.multiple_of(first, TOKENS)" if aligned else "first",
             program=self.program,

@@ -34,7 +34,7 @@ def test_one_token_with_all_heads_where_dim_is_fastest() -> None:
 
 def test_a_tile_of_tokens_where_slot_is_fastest() -> None:
     found = chosen("paged_x_vector")
-    assert (found.tokens, found.by_count, found.heads, found.num_warps) == (16, True, 1, 4)
+    assert (found.tokens, found.by_count, found.heads, found.num_warps) == (16, True, 1, 2)
     assert (found.few_tokens, found.few, found.some, found.few_warps) == (1, 64, 64, 1)
     assert [tile.order for tile in found.tiles] == [("dim", "token")] * 2
     assert [(tile.runs, tile.band) for tile in found.tiles] == [
@@ -54,32 +54,30 @@ def test_small_rows_share_a_program() -> None:
     assert (found.tokens, found.by_count, found.few, found.num_warps) == (4, True, 256, 2)
 
 
-def test_tokens_whose_runs_share_a_line_share_a_program() -> None:
-    for function in ("append", "append_key", "append_positions", "gather", "gather_paged"):
-        found = chosen("paged_nz", function)
-        assert (found.tokens, found.by_count, found.heads, found.num_warps, found.few_warps) == (4, False, None, 4, 4)
-    narrow = (ROOT / "layouts" / "paged_nz.yaml").read_text()
-    many, wide = narrow.replace("head: 8", "head: 32"), narrow.replace("16", "32")
-    for text, tokens in ((many, 2), (wide, 1), (wide.replace("32", "64"), 1), (narrow.replace("16", "8"), 16)):
-        layout = load_text(text)
-        assert [schedule(layout, plan).tokens for plan in lower(layout) if plan.name == "append"] == [tokens]
-
-
-def test_tiles_have_whole_lines_of_short_rows_in_short_runs() -> None:
+def test_tokens_whose_runs_fill_lines_share_a_program() -> None:
     """Lanes walk a run, the tokens beside it, then the next run of these: what is read and written are lines."""
-    for function in ("append", "append_positions", "gather", "gather_paged"):
-        found = chosen("mla_nz", function)
-        assert (found.tokens, found.by_count, found.few, found.num_warps, found.few_warps) == (4, True, 256, 1, 1)
-        assert [tile.order for tile in found.tiles] == [("token", "run", "dim")] * 2
-        assert [tile.sides for tile in found.tiles] == [(4, 32, 16), (4, 4, 16)]
-    text = (ROOT / "layouts" / "mla_nz.yaml").read_text()
-    expected = {
-        text.replace("512", "384"): ((4, 32, 16), (4, 4, 16)),
-        text.replace("dim: 64", "dim: 16"): ((4, 32, 16), (4, 16)),
-    }
-    for changed, sides in expected.items():
-        layout = load_text(changed)
-        assert tuple(tile.sides for tile in schedule(layout, lower(layout)[0]).tiles) == sides
+    functions = ("append", "append_positions", "gather", "gather_paged")
+    for name, heads, few, sides in (
+        ("paged_nz", 1, 4, [(8, 8, 16)] * 2),
+        ("mla_nz", None, 1, [(8, 32, 16), (8, 4, 16)]),
+    ):
+        for found in (chosen(name, function) for function in functions):
+            assert (found.tokens, found.by_count, found.few, found.few_tokens) == (8, True, 256, few)
+            assert (found.heads, found.num_warps, found.few_warps) == (heads, 1, 1)
+            assert [(tile.order, tile.sides) for tile in found.tiles] == [
+                (("token", "run", "dim"), side) for side in sides
+            ]
+    narrow, latent = ((ROOT / "layouts" / f"{name}.yaml").read_text() for name in ("paged_nz", "mla_nz"))
+    wide, tiny = narrow.replace("16", "32"), narrow.replace("16", "8")  # runs that are no short ones, and vectors
+    texts = [(wide, 1), (wide.replace("32", "64"), 1), (tiny, 16), (latent.replace("512", "2048"), 4)]
+    for text, tokens in texts:
+        layout = load_text(text)
+        assert schedule(layout, lower(layout)[0]).tokens == tokens
+    layout = load_text(latent.replace("512", "400").replace("dim: 64", "dim: 16"))
+    assert [tile.sides for tile in schedule(layout, lower(layout)[0]).tiles] == [(8, 32, 16), (8, 16)]
+    alone = dataclasses.replace(layout.schedule, append=KernelHints(tokens=1))
+    found = schedule(dataclasses.replace(layout, schedule=alone), lower(layout)[0])
+    assert (found.tokens, found.by_count, [tile.order for tile in found.tiles]) == (1, False, [("dim",)] * 2)
 
 
 def test_warps_of_fused_appends() -> None:
@@ -104,6 +102,16 @@ def test_warps_of_one_token_that_is_worked_on() -> None:
         assert (found.tokens, found.num_warps, found.few_warps) == (1, many, 4), name
 
 
+def test_rows_wait_for_their_slots_where_most_tokens_are_skipped() -> None:
+    """Those of other ranks are not read; of a window's all are appended, and read before its table is asked."""
+    assert (chosen("context_parallel_nhd").num_warps, chosen("context_parallel_nhd", "gather").num_warps) == (1, 2)
+    assert chosen("swa_nhd").num_warps == 2
+    for name, ahead in (("context_parallel_nhd", False), ("swa_nhd", True)):
+        text = rendered(name)
+        kernel = text[text.index("def _append_kernel(") :].partition("@triton.jit")[0]
+        assert (kernel.index("value = tl.load(") < kernel.index("valid = ")) == ahead
+
+
 def test_a_thread_has_what_one_access_takes() -> None:
     """Rows of 264 bytes are written whole, those of heads alone by 8 bytes at a time, rows of 128 by 16."""
     layout = load(ROOT / "layouts" / "packed_fp8_token_head.yaml")
@@ -119,6 +127,7 @@ def test_loads_are_kept_together_where_ptxas_would_part_them() -> None:
     together = {"paged_nhd": True, "nhd_mxfp8": True, "nhd_mxfp4": False, "nhd_fp8_tensor": False, "nhd_int4": False}
     together |= {"mla_fp8": True, "paged_x_vector_fp8": True, "mla": False, "mla_fp8_record": True}
     together |= {"indexer_planar": False, "aiter_shuffle": True, "aiter_shuffle_fp8": True}
+    together |= {"swa_nhd": True, "context_parallel_nhd": False}
     assert {name: chosen(name).together for name in together} == together
     text = rendered("mla_fp8")
     kernel = text[text.index("def _append_kernel(") :].partition("@triton.jit")[0]
