@@ -120,7 +120,7 @@ CATALOG: dict[str, Entry] = {
         title="Not supported yet",
         cause=(
             "The word belongs to the language, but this version of kvgen does nothing with it: static scales "
-            "over a zero."
+            "over a zero, and `round: away` with a zero of kind `point`."
         ),
         example=("streams:\n  key: {quant: {mode: int4_asymmetric, scale: {per: [], source: static}}}\n  value: key"),
         cure="Do without it, or use a version that supports it.",
@@ -270,9 +270,9 @@ CATALOG: dict[str, Entry] = {
     "KV223": Entry(
         title="A function that the module does not have",
         cause=(
-            "`functions` names those that a module is to have, and `kvgen build --only` does. One of them is unknown, "
-            "or rests on something that the layout has not: `append_fused` on a section `fuse`, `gather_codes` on an "
-            "encoding, `append` on streams that can be appended."
+            "`functions` names those that a module is to have, and `kvgen build --only` those that some module here is "
+            "to have. One of them is unknown, or rests on something that the layout has not: `append_fused` on a section "
+            "`fuse`, `gather_codes` on an encoding, `append` on streams that can be appended."
         ),
         example="functions: [append, gathers]",
         cure="Check the spelling; without the key the module has all functions that it can have.",

@@ -48,13 +48,18 @@ def chosen_plans(layout: Layout) -> tuple[tuple[Layout, Plan], ...]:
     return tuple((of, plan) for of, plan in _plans(layout) if not layout.functions or plan.name in layout.functions)
 
 
-def restricted(layout: Document, names: Sequence[str]) -> Document:
-    """The layout or transfer with these functions alone. KvgenError where it cannot have one of them."""
-    if found := [
-        Diagnostic("KV223", f"{layout.name}: {what}", hint=hint) for _, what, hint in objections(layout, names)
-    ]:
-        raise KvgenError(*found)
-    return replace(layout, functions=tuple(names))
+def restricted(documents: Sequence[Document], names: Sequence[str]) -> list[Document]:
+    """Layouts and transfers with those of these functions alone that they can have; without such as can have none.
+
+    KvgenError where one of the functions is in none of them.
+    """
+    found = [{index: about for index, *about in objections(document, names)} for document in documents]
+    if lacking := [index for index in range(len(names)) if all(index in objected for objected in found)]:
+        whose = documents[0].name if len(documents) == 1 else "all that is named"
+        about = [(what, hint) for what, hint in map(found[0].get, lacking)]
+        raise KvgenError(*(Diagnostic("KV223", f"{whose}: {what}", hint=hint) for what, hint in about))
+    kept = [tuple(name for i, name in enumerate(names) if i not in objected) for objected in found]
+    return [replace(document, functions=own) for document, own in zip(documents, kept, strict=True) if own]
 
 
 def _plans(layout: Layout) -> Iterator[tuple[Layout, Plan]]:

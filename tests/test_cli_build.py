@@ -139,6 +139,26 @@ def test_orphans_are_reported_and_cleaned(project):
     assert sorted(tree(project / "generated")) == ["a.py", "kvgen.manifest.json"]
 
 
+def test_an_orphan_that_was_edited_takes_force_to_remove(project):
+    kvgen("build")
+    (project / "layouts" / "b.yaml").unlink()
+    module = project / "generated" / "b.py"
+    module.write_text(module.read_text() + "# mine\n")
+    said = "generated/b.py has no layout any more"
+    assert kvgen("build").err == f"{said}; it was edited: --clean --force removes it\n"
+    assert f"{said}, and was edited\n  help: `kvgen build --clean --force` removes it" in kvgen("build", "--check").err
+    assert kvgen("build", "--clean").code == 1
+    assert kvgen("build", "--clean", "--force").code == 0
+    assert not module.exists()
+
+
+@pytest.mark.parametrize("options", [("--check", "--force"), ("--diff", "--clean"), ("--check", "--clean")])
+def test_what_writes_nothing_neither_removes_nor_overwrites(project, options):
+    result = kvgen("build", *options)
+    assert (result.code, "--check and --diff write nothing" in result.err) == (2, True)
+    assert not (project / "generated").exists()
+
+
 def test_renamed_layout_orphans_its_old_module(project):
     kvgen("build")
     (project / "layouts" / "b.yaml").write_text(LAYOUT.format(name="z"))
@@ -262,6 +282,29 @@ def test_only_takes_some_functions(project):
         file.write("functions: [append, gather]\n")
     assert kvgen(*call[:-2]) == Result(0, "0 written, 1 unchanged\n", "")
     assert (project / "some" / "a.py").read_text() == text
+
+
+def test_only_takes_of_a_folder_what_each_can_have(project):
+    """A transfer has no append: its module stays, and is no orphan. A function that none has is refused."""
+    (project / "layouts" / "move.yaml").write_text("name: move\ntransfer: {from: a, to: b}\n")
+    kvgen("build")
+    assert kvgen("build", "--only", "append,gather") == Result(
+        0,
+        "wrote generated/a.py\nwrote generated/b.py\n2 written, 0 unchanged\n",
+        "generated/move.py can have none of these functions, and is left as it is\n",
+    )
+    result = kvgen("build", "--only", "append,transfer")
+    assert (result.out.splitlines()[-1], result.err) == ("3 written, 0 unchanged", "")
+    assert '__all__ = ["TRANSFER", "transfer"]' in (project / "generated" / "move.py").read_text()
+    assert '__all__ = ["LAYOUT", "append"]' in (project / "generated" / "a.py").read_text()
+    result = kvgen("build", "--only", "append,scatter,transfer_blocks,append")
+    assert (result.code, result.err.splitlines()[::2]) == (
+        1,
+        [
+            "error[KV223]: all that is named: the module has no function `scatter`",
+            "error[KV223]: all that is named: `append` is named twice",
+        ],
+    )
 
 
 def test_only_names_functions_of_the_module(project):

@@ -291,7 +291,7 @@ def test_new_refuses_names_that_are_none(folder, name):
 def test_schema_prints_writes_and_checks(folder):
     printed = kvgen("schema").out
     assert json.loads(printed)["$schema"].startswith("https://json-schema.org/")
-    assert kvgen("schema", "--out", "s/layout.json") == Result(0, "", "")
+    assert kvgen("schema", "--out", "s/layout.json") == Result(0, "wrote s/layout.json\n", "")
     assert Path("s/layout.json").read_text() == printed
     assert kvgen("schema", "--check", "--out", "s/layout.json") == Result(0, "", "")
     Path("s/layout.json").write_text(printed + " ")
@@ -323,11 +323,13 @@ def test_no_other_file_is_written_over(folder, arguments, what):
 @pytest.mark.parametrize("old", ["", "{}\n", '\ufeff{"$schema": "older"}\n'])
 def test_an_older_schema_is_written_over(folder, old):
     Path("schema.json").write_text(old)
-    assert kvgen("schema", "--out", "schema.json") == Result(0, "", "")
+    assert kvgen("schema", "--out", "schema.json").code == 0
     assert Path("schema.json").read_text() == kvgen("schema").out
 
 
-def test_the_repositorys_schema_is_up_to_date(folder):
+def test_the_repositorys_schema_is_up_to_date(folder, monkeypatch):
+    assert kvgen("schema", "--check").err.startswith("error[KV711]: schema/layout.schema.json is missing")
+    monkeypatch.chdir(ROOT)
     assert kvgen("schema", "--check") == Result(0, "", "")
 
 

@@ -46,9 +46,11 @@ def build(
     When folders are built, modules in the output folder whose layout is gone are orphans; when single files are built,
     the other modules stay as they are.
     """
+    if (check or diff) and (force or clean):
+        raise typer.BadParameter("--check and --diff write nothing: they go without --force and --clean")
     with reporting(output_format) as found:
-        modules = _render(paths, [name.strip() for name in only.split(",")] if only is not None else [])
-        result = survey(out, modules, whole=_is_whole(paths), clean=clean, others=_elsewhere(paths))
+        modules, left_out = _render(paths, [name.strip() for name in only.split(",")] if only is not None else [])
+        result = survey(out, modules, whole=_is_whole(paths), clean=clean, others=_elsewhere(paths) | left_out)
         if diff:
             typer.echo("".join(_diff(out, change) for change in result.changes), nl=False)
         if check or diff:
@@ -56,6 +58,10 @@ def build(
             return
         written, removed = apply(result, force=force, clean=clean)
         if output_format is OutputFormat.TEXT:
+            for file in sorted(left_out):
+                typer.echo(
+                    f"{(out / file).as_posix()} can have none of these functions, and is left as it is", err=True
+                )
             _summarise(result, written, removed)
 
 
@@ -72,16 +78,16 @@ def _elsewhere(paths: list[str] | None) -> set[str]:
     return {f"{path.stem}.py" for path in shipped.rglob("*.yaml")}
 
 
-def _render(paths: list[str] | None, only: list[str]) -> list[Module]:
+def _render(paths: list[str] | None, only: list[str]) -> tuple[list[Module], set[str]]:
+    """The modules, with these functions alone if there are any; and the files of those that can have none of them."""
     from kvgen.emit.render import render_all
     from kvgen.functions import restricted
 
     loaded = load_all(find_layouts(paths))
-    if only:
-        loaded = [(path, restricted(document, only)) for path, document in loaded]
-    texts = render_all([layout for _, layout in loaded])
+    documents = [document for _, document in loaded]
+    texts = render_all(restricted(documents, only) if only else documents)
     digests = {f"{document.name}.py": _digest(path, document, only) for path, document in loaded}
-    return [Module(file, text, digests[file]) for file, text in texts.items()]
+    return [Module(file, text, digests[file]) for file, text in texts.items()], digests.keys() - texts.keys()
 
 
 def _digest(path: Path, document: Document, only: list[str]) -> str:
@@ -108,6 +114,8 @@ _MEANING = {
 
 def _finding(out: Path, change: Change) -> Diagnostic:
     code, what, hint = _MEANING[change.state]
+    if change.state is State.ORPHANED and change.edited:
+        what, hint = "has no layout any more, and was edited", "`kvgen build --clean --force` removes it"
     path = (out / change.file).as_posix()
     return Diagnostic(code, f"{path} {what}", Span(path, 1, 1, 1, ""), hint)
 
@@ -124,8 +132,9 @@ def _summarise(result: Survey, written: list[str], removed: list[str]) -> None:
     for verb, files in (("wrote", written), ("removed", removed)):
         for file in files:
             typer.echo(f"{verb} {(result.folder / file).as_posix()}")
-    left = [change.file for change in result.of(State.ORPHANED) if change.file not in removed]
-    for file in left:
-        typer.echo(f"{(result.folder / file).as_posix()} has no layout any more; --clean removes it", err=True)
+    for change in result.of(State.ORPHANED):
+        if change.file not in removed:
+            what = "it was edited: --clean --force removes it" if change.edited else "--clean removes it"
+            typer.echo(f"{(result.folder / change.file).as_posix()} has no layout any more; {what}", err=True)
     fresh = sum(change.file != MANIFEST for change in result.of(State.FRESH))
     typer.echo(f"{len(written)} written, {fresh} unchanged" + (f", {len(removed)} removed" if removed else ""))

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from kvgen import resources
 from kvgen.diagnostics import Diagnostic, KvgenError
 
 
 def schema(
-    out: Annotated[Path | None, typer.Option(help="Write the schema to this file instead of printing it.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write, instead of printing, or to check (schema/layout.schema.json)."),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 1 if the file is not up to date.")
     ] = False,
@@ -23,7 +25,7 @@ def schema(
 
     text = json.dumps(spec.schema(), indent=2) + "\n"
     if check:
-        _check(out or resources.folder("schema") / "layout.schema.json", text)
+        _check(out or Path("schema/layout.schema.json"), text)
     elif out is None:
         typer.echo(text, nl=False)
     else:
@@ -32,6 +34,7 @@ def schema(
 
         check_replaced(out, rb'\{\s*("\$schema"|\})', "JSON Schema")
         write_file(out, text)
+        typer.echo(f"wrote {out.as_posix()}")
 
 
 def _check(path: Path, text: str) -> None:
