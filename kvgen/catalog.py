@@ -271,8 +271,8 @@ CATALOG: dict[str, Entry] = {
         title="A function that the module does not have",
         cause=(
             "`functions` names those that a module is to have, and `kvgen build --only` those that some module here is "
-            "to have. One of them is unknown, or rests on something that the layout has not: `append_fused` on a section "
-            "`fuse`, `gather_codes` on an encoding, `append` on streams that can be appended."
+            "to have. One of them is unknown, or rests on something that the layout has not: `append_fused` on a "
+            "section `fuse`, `gather_codes` on an encoding, `append` on streams that can be appended."
         ),
         example="functions: [append, gathers]",
         cure="Check the spelling; without the key the module has all functions that it can have.",
