@@ -72,7 +72,7 @@ def _compile(function: Any, job: dict[str, Any], target: str) -> dict[str, Any]:
     constexprs = {name: native if value == "by target" else value for name, value in job["constexprs"].items()}
     constexprs = {name: tl.bfloat16 if value == "tl.bfloat16" else value for name, value in constexprs.items()}
     if not target.startswith("sm_") and "STAGES" in constexprs:  # as launchers have it
-        constexprs["STAGES"] = 1
+        constexprs["STAGES"] = min(constexprs["STAGES"], 1)
     signature = {name: job["signature"].get(name, "constexpr") for name in function.arg_names}
     attributes = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]}
     source = ASTSource(fn=function, signature=signature, constexprs=constexprs, attrs=attributes)

@@ -103,9 +103,8 @@ def _transfer_forms(kernel: TransferKernel) -> Iterator[KernelSpec]:
     """With as many programs as there is work for, and capped."""
     plain, capped = kernel.schedule.plain, kernel.schedule.capped
     yield _spec(kernel, "", plain.tokens, plain.num_warps, {"head_tile": plain.heads})
-    if capped != plain:
-        given = {"stages": capped.stages, "head_tile": capped.heads}
-        yield _spec(kernel, "capped", capped.tokens, capped.num_warps, given)
+    given = {"stages": capped.stages, "head_tile": capped.heads}
+    yield _spec(kernel, "capped", capped.tokens, capped.num_warps, given)
 
 
 def _spec(
@@ -119,7 +118,7 @@ def _spec(
         "heads": DYNAMIC_TILE,
         "aligned": True,
         "dtype": "tl.bfloat16",
-        "stages": 1,
+        "stages": 0,
     }
     values = plain | {"optional": None} | (chosen or {})
     signature: dict[str, str] = {}

@@ -217,7 +217,8 @@ def _unless_capped(plain: int, capped: int) -> str:
 
 
 def _stages(capped: int) -> str:
-    return "1" if capped == 1 else f"{capped} if programs is not None and _stages_pay(device) else 1"
+    staged = "1" if capped == 1 else f"{capped} if _stages_pay(device) else 1"
+    return f"0 if programs is None else {staged}"
 
 
 def _options(kernel: TransferKernel, encoded: bool) -> str:
