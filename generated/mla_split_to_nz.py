@@ -129,7 +129,7 @@ def transfer(
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 2 if programs is None else 32
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    stages = 0 if programs is None else 3 if _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -240,7 +240,7 @@ def transfer_blocks(
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 2 if programs is None else 32
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    stages = 0 if programs is None else 3 if _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -336,7 +336,32 @@ def _transfer_kernel(
     """Programs stride over the tiles of latent and rope."""
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     first_item = tl.program_id(0).to(tl.int64)
-    if STAGES > 1:  # the next tiles are on their way while one is written
+    if STAGES == 0:  # there is a program for each tile; what a loop needs to know takes registers
+        item = first_item
+        _transfer_tile(
+            item,
+            src_latent_cache_ptr,
+            src_rope_cache_ptr,
+            dst_latent_cache_ptr,
+            dst_rope_cache_ptr,
+            src_slots_ptr,
+            dst_slots_ptr,
+            num_tokens,
+            src_num_slots,
+            dst_num_slots,
+            src_latent_cache_stride_block,
+            src_latent_cache_stride_slot,
+            src_rope_cache_stride_block,
+            src_rope_cache_stride_slot,
+            dst_latent_cache_stride_block,
+            dst_latent_cache_stride_dim_div16,
+            dst_latent_cache_stride_slot,
+            dst_rope_cache_stride_block,
+            dst_rope_cache_stride_dim_div16,
+            dst_rope_cache_stride_slot,
+            TOKENS,
+        )
+    elif STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
             _transfer_tile(
                 item,
@@ -511,7 +536,32 @@ def _transfer_blocks_kernel(
     """Programs stride over the tiles of latent and rope."""
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     first_item = tl.program_id(0).to(tl.int64)
-    if STAGES > 1:  # the next tiles are on their way while one is written
+    if STAGES == 0:  # there is a program for each tile; what a loop needs to know takes registers
+        item = first_item
+        _transfer_blocks_tile(
+            item,
+            src_latent_cache_ptr,
+            src_rope_cache_ptr,
+            dst_latent_cache_ptr,
+            dst_rope_cache_ptr,
+            src_blocks_ptr,
+            dst_blocks_ptr,
+            num_tokens,
+            src_num_blocks,
+            dst_num_blocks,
+            src_latent_cache_stride_block,
+            src_latent_cache_stride_slot,
+            src_rope_cache_stride_block,
+            src_rope_cache_stride_slot,
+            dst_latent_cache_stride_block,
+            dst_latent_cache_stride_dim_div16,
+            dst_latent_cache_stride_slot,
+            dst_rope_cache_stride_block,
+            dst_rope_cache_stride_dim_div16,
+            dst_rope_cache_stride_slot,
+            TOKENS,
+        )
+    elif STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
             _transfer_blocks_tile(
                 item,

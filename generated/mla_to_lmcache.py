@@ -104,7 +104,7 @@ def transfer(src_cache, dst_host_chunk, src_slots, dst_slots, *, programs=PROGRA
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 2 if programs is None else 32
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    stages = 0 if programs is None else 3 if _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
     if items > 0:
@@ -184,7 +184,7 @@ def transfer_blocks(src_cache, dst_host_chunk, src_blocks, dst_blocks, *, num_to
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 2 if programs is None else 32
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    stages = 0 if programs is None else 3 if _stages_pay(device) else 1
     aligned = src_cache_table.aligned
     items = triton.cdiv(num_tokens, tokens) * num_layers
     if items > 0:
@@ -272,7 +272,27 @@ def _transfer_kernel(
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     num_items = num_items * num_layers
     first_item = tl.program_id(0).to(tl.int64)
-    if STAGES > 1:  # the next tiles are on their way while one is written
+    if STAGES == 0:  # there is a program for each tile; what a loop needs to know takes registers
+        item = first_item
+        _transfer_tile(
+            item,
+            src_cache_first_ptr,
+            src_cache_table_ptr,
+            dst_host_chunk_ptr,
+            src_slots_ptr,
+            dst_slots_ptr,
+            num_tokens,
+            num_layers,
+            src_num_slots,
+            dst_num_slots,
+            src_cache_stride_block,
+            src_cache_stride_slot,
+            dst_host_chunk_stride_layer,
+            dst_host_chunk_stride_token,
+            TOKENS,
+            ALIGNED,
+        )
+    elif STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
             _transfer_tile(
                 item,
@@ -430,7 +450,27 @@ def _transfer_blocks_kernel(
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     num_items = num_items * num_layers
     first_item = tl.program_id(0).to(tl.int64)
-    if STAGES > 1:  # the next tiles are on their way while one is written
+    if STAGES == 0:  # there is a program for each tile; what a loop needs to know takes registers
+        item = first_item
+        _transfer_blocks_tile(
+            item,
+            src_cache_first_ptr,
+            src_cache_table_ptr,
+            dst_host_chunk_ptr,
+            src_blocks_ptr,
+            dst_blocks_ptr,
+            num_tokens,
+            num_layers,
+            src_num_blocks,
+            dst_num_blocks,
+            src_cache_stride_block,
+            src_cache_stride_slot,
+            dst_host_chunk_stride_layer,
+            dst_host_chunk_stride_token,
+            TOKENS,
+            ALIGNED,
+        )
+    elif STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
             _transfer_blocks_tile(
                 item,

@@ -184,7 +184,7 @@ def transfer(
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 1 if programs is None else 16
-    stages = 1
+    stages = 0 if programs is None else 1
     aligned = (
         src_key_cache_table.aligned
         and src_value_cache_table.aligned
@@ -359,7 +359,7 @@ def transfer_blocks(
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 1 if programs is None else 16
-    stages = 1
+    stages = 0 if programs is None else 1
     aligned = (
         src_key_cache_table.aligned
         and src_value_cache_table.aligned
@@ -484,7 +484,43 @@ def _transfer_kernel(
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     num_items = num_items * num_layers
     first_item = tl.program_id(0).to(tl.int64)
-    if STAGES > 1:  # the next tiles are on their way while one is written
+    if STAGES == 0:  # there is a program for each tile; what a loop needs to know takes registers
+        item = first_item
+        _transfer_tile(
+            item,
+            src_key_cache_first_ptr,
+            src_key_cache_table_ptr,
+            src_value_cache_first_ptr,
+            src_value_cache_table_ptr,
+            dst_key_cache_first_ptr,
+            dst_key_cache_table_ptr,
+            dst_value_cache_first_ptr,
+            dst_value_cache_table_ptr,
+            src_slots_ptr,
+            dst_slots_ptr,
+            src_head,
+            dst_head,
+            num_tokens,
+            num_layers,
+            src_num_slots,
+            dst_num_slots,
+            src_key_cache_stride_block,
+            src_key_cache_stride_slot,
+            src_key_cache_stride_head,
+            src_value_cache_stride_block,
+            src_value_cache_stride_slot,
+            src_value_cache_stride_head,
+            dst_key_cache_stride_block,
+            dst_key_cache_stride_slot,
+            dst_key_cache_stride_head,
+            dst_value_cache_stride_block,
+            dst_value_cache_stride_slot,
+            dst_value_cache_stride_head,
+            TOKENS,
+            HEADS,
+            ALIGNED,
+        )
+    elif STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
             _transfer_tile(
                 item,
@@ -725,7 +761,43 @@ def _transfer_blocks_kernel(
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     num_items = num_items * num_layers
     first_item = tl.program_id(0).to(tl.int64)
-    if STAGES > 1:  # the next tiles are on their way while one is written
+    if STAGES == 0:  # there is a program for each tile; what a loop needs to know takes registers
+        item = first_item
+        _transfer_blocks_tile(
+            item,
+            src_key_cache_first_ptr,
+            src_key_cache_table_ptr,
+            src_value_cache_first_ptr,
+            src_value_cache_table_ptr,
+            dst_key_cache_first_ptr,
+            dst_key_cache_table_ptr,
+            dst_value_cache_first_ptr,
+            dst_value_cache_table_ptr,
+            src_blocks_ptr,
+            dst_blocks_ptr,
+            src_head,
+            dst_head,
+            num_tokens,
+            num_layers,
+            src_num_blocks,
+            dst_num_blocks,
+            src_key_cache_stride_block,
+            src_key_cache_stride_slot,
+            src_key_cache_stride_head,
+            src_value_cache_stride_block,
+            src_value_cache_stride_slot,
+            src_value_cache_stride_head,
+            dst_key_cache_stride_block,
+            dst_key_cache_stride_slot,
+            dst_key_cache_stride_head,
+            dst_value_cache_stride_block,
+            dst_value_cache_stride_slot,
+            dst_value_cache_stride_head,
+            TOKENS,
+            HEADS,
+            ALIGNED,
+        )
+    elif STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
             _transfer_blocks_tile(
                 item,

@@ -144,7 +144,7 @@ def transfer(
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 2 if programs is None else 16
-    stages = 3 if programs is not None and _stages_pay(device) else 1
+    stages = 0 if programs is None else 3 if _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -266,7 +266,7 @@ def transfer_blocks(
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 2 if programs is None else 16
-    stages = 4 if programs is not None and _stages_pay(device) else 1
+    stages = 0 if programs is None else 4 if _stages_pay(device) else 1
     items = triton.cdiv(num_tokens, tokens)
     if items > 0:
         grid = (min(items, programs or items),)
@@ -372,7 +372,37 @@ def _transfer_kernel(
     """Programs stride over the tiles of key and value."""
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     first_item = tl.program_id(0).to(tl.int64)
-    if STAGES > 1:  # the next tiles are on their way while one is written
+    if STAGES == 0:  # there is a program for each tile; what a loop needs to know takes registers
+        item = first_item
+        _transfer_tile(
+            item,
+            src_key_cache_ptr,
+            src_value_cache_ptr,
+            dst_key_cache_ptr,
+            dst_value_cache_ptr,
+            src_slots_ptr,
+            dst_slots_ptr,
+            src_head,
+            dst_head,
+            num_tokens,
+            src_num_slots,
+            dst_num_slots,
+            src_key_cache_stride_block,
+            src_key_cache_stride_slot,
+            src_key_cache_stride_head,
+            src_value_cache_stride_block,
+            src_value_cache_stride_slot,
+            src_value_cache_stride_head,
+            dst_key_cache_stride_block,
+            dst_key_cache_stride_slot,
+            dst_key_cache_stride_head,
+            dst_value_cache_stride_block,
+            dst_value_cache_stride_slot,
+            dst_value_cache_stride_head,
+            TOKENS,
+            HEADS,
+        )
+    elif STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
             _transfer_tile(
                 item,
@@ -574,7 +604,37 @@ def _transfer_blocks_kernel(
     """Programs stride over the tiles of key and value."""
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     first_item = tl.program_id(0).to(tl.int64)
-    if STAGES > 1:  # the next tiles are on their way while one is written
+    if STAGES == 0:  # there is a program for each tile; what a loop needs to know takes registers
+        item = first_item
+        _transfer_blocks_tile(
+            item,
+            src_key_cache_ptr,
+            src_value_cache_ptr,
+            dst_key_cache_ptr,
+            dst_value_cache_ptr,
+            src_blocks_ptr,
+            dst_blocks_ptr,
+            src_head,
+            dst_head,
+            num_tokens,
+            src_num_blocks,
+            dst_num_blocks,
+            src_key_cache_stride_block,
+            src_key_cache_stride_slot,
+            src_key_cache_stride_head,
+            src_value_cache_stride_block,
+            src_value_cache_stride_slot,
+            src_value_cache_stride_head,
+            dst_key_cache_stride_block,
+            dst_key_cache_stride_slot,
+            dst_key_cache_stride_head,
+            dst_value_cache_stride_block,
+            dst_value_cache_stride_slot,
+            dst_value_cache_stride_head,
+            TOKENS,
+            HEADS,
+        )
+    elif STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
             _transfer_blocks_tile(
                 item,

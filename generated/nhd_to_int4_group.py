@@ -170,7 +170,7 @@ def transfer_blocks(
     if programs is not None:
         _check_whole("programs", programs, 1)
     tokens = 32
-    stages = 1
+    stages = 0 if programs is None else 1
     items = triton.cdiv(num_tokens, 32) * heads
     if items > 0:
         grid = (min(items, programs or items),)
@@ -200,7 +200,7 @@ def transfer_blocks(
             dst_value_params.stride(1),
             dst_value_params.stride(2),
             dst_value_params.stride(3),
-            2,
+            4,
             32,
             dst_key_params.stride(3) == 2,
             dst_value_params.stride(3) == 2,
@@ -303,7 +303,52 @@ def _transfer_blocks_kernel(
     num_items = (num_tokens + TOKENS - 1) // TOKENS
     num_items = num_items * (HEADS)
     first_item = tl.program_id(0).to(tl.int64)
-    if STAGES > 1:  # the next tiles are on their way while one is written
+    if STAGES == 0:  # there is a program for each tile; what a loop needs to know takes registers
+        item = first_item
+        _transfer_blocks_tile(
+            item,
+            src_key_cache_ptr,
+            src_value_cache_ptr,
+            dst_key_cache_ptr,
+            dst_value_cache_ptr,
+            dst_key_params_ptr,
+            dst_value_params_ptr,
+            src_blocks_ptr,
+            dst_blocks_ptr,
+            src_head,
+            dst_head,
+            num_tokens,
+            src_num_blocks,
+            dst_num_blocks,
+            src_key_cache_stride_block,
+            src_key_cache_stride_slot,
+            src_key_cache_stride_head,
+            src_value_cache_stride_block,
+            src_value_cache_stride_slot,
+            src_value_cache_stride_head,
+            dst_key_cache_stride_block,
+            dst_key_cache_stride_slot,
+            dst_key_cache_stride_head,
+            dst_key_params_stride_block,
+            dst_key_params_stride_slot_div32,
+            dst_key_params_stride_head,
+            dst_key_params_stride_dim,
+            dst_value_cache_stride_block,
+            dst_value_cache_stride_slot,
+            dst_value_cache_stride_head,
+            dst_value_params_stride_block,
+            dst_value_params_stride_slot,
+            dst_value_params_stride_head,
+            dst_value_params_stride_dim_div32,
+            KEY_DIM_RUN,
+            VALUE_DIM_RUN,
+            DST_KEY_PARAMS_DENSE,
+            DST_VALUE_PARAMS_DENSE,
+            TOKENS,
+            HEADS,
+            NATIVE,
+        )
+    elif STAGES > 1:  # the next tiles are on their way while one is written
         for item in tl.range(first_item, num_items, tl.num_programs(0), num_stages=STAGES):
             _transfer_blocks_tile(
                 item,
@@ -499,8 +544,8 @@ def _transfer_blocks_tile(
         other=float("nan"),
         eviction_policy="evict_first",
     )
-    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (TOKENS, 64, 2))
-    lowest, highest = _extremes_by_twos(key, 0, (TOKENS, 64, 1, 2), (1, 64, 2), NATIVE)
+    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (TOKENS, 32, 4))
+    lowest, highest = _extremes_by_twos(key, 0, (TOKENS, 32, 2, 2), (1, 32, 4), NATIVE)
     key = key.to(tl.float32)
     amax = highest - lowest
     scale = _ratio(amax, tl.full((), 15.0, tl.float32))

@@ -549,6 +549,7 @@ def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
         "narrow": (f"{{layout: paged_nhd, {narrow}}}", f"{{layout: paged_hnd, {narrow}}}", ""),
         "small blocks": ("mla", "{layout: mla, block_size: 16}", ""),
         "encoded": ("paged_nhd", "nhd_fp8_token_head", "convert: requantise"),
+        "decoded": ("nhd_fp8_token_head", "paged_nhd", "convert: requantise"),
         "from slots": ("paged_x_vector", "paged_nhd", ""),
         "together": ("paged_nhd", "nhd_int4_group", "convert: requantise"),
     }
@@ -562,6 +563,7 @@ def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
         "narrow": (Program(2, 1), Program(8, 4, 6)),
         "small blocks": (Program(2, 1), Program(16, 4, 6)),
         "encoded": (Program(2, 4), Program(8, 8, 4)),
+        "decoded": (Program(2, 1), Program(16, 8, 3)),
         "from slots": (Program(16, 4, heads=2), Program(16, 16, heads=8)),
         "together": (Program(32, 2, heads=1), Program(32, 8, heads=1)),
     }
