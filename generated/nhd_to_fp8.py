@@ -211,7 +211,7 @@ def transfer(
                 src_slots,
                 dst_slots,
                 *numbers,
-                num_warps=4 if programs is None else 8,
+                num_warps=2 if programs is None else 8,
                 enable_fp_fusion=False,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
@@ -358,7 +358,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=4 if programs is None else 8,
+                num_warps=2 if programs is None else 8,
                 enable_fp_fusion=False,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)

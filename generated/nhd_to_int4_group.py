@@ -542,7 +542,6 @@ def _transfer_blocks_tile(
         + key_dim_run[:, None, :, :],
         mask=valid[None, :, None, None],
         other=float("nan"),
-        eviction_policy="evict_first",
     )
     key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (TOKENS, 32, 4))
     lowest, highest = _extremes_by_twos(key, 0, (TOKENS, 32, 2, 2), (1, 32, 4), NATIVE)
@@ -571,7 +570,6 @@ def _transfer_blocks_tile(
         + dst_key_dim_byte[None, :],
         key,
         mask=valid[:, None],
-        eviction_policy="evict_first",
     )
 
     # value from src_value_cache to dst_value_cache
@@ -583,7 +581,6 @@ def _transfer_blocks_tile(
         + value_dim_run[:, None, :, :],
         mask=valid[None, :, None, None],
         other=float("nan"),
-        eviction_policy="evict_first",
     )
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (TOKENS, 4, 32))
     lowest, highest = _extremes_by_twos(value, 2, (TOKENS, 4, 16, 2), (TOKENS, 4, 1), NATIVE)
@@ -612,7 +609,6 @@ def _transfer_blocks_tile(
         + dst_value_dim_byte[None, :],
         value,
         mask=valid[:, None],
-        eviction_policy="evict_first",
     )
 
 

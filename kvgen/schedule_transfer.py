@@ -21,8 +21,9 @@ TILE_BYTES = 2048  # of one stream in a tile: four 16-byte accesses for each thr
 TILE_PER_WARP = 2048
 BYTES_PER_WARP = 1024  # of one stream where the grid is capped, twice as many where values are turned
 ENCODED_VALUES = 2048  # values that are computed with take registers
-ENCODED_PER_WARP = 512  # twice as many where the grid is capped
-DECODED_PER_WARP = 2048  # values that are only decoded: four accesses for each thread, as of bytes that are moved
+WORKED_ON_PER_WARP = 512  # of rows that are worked on as a whole;
+ENCODED_PER_WARP = 1024  # of others that become codes,
+DECODED_PER_WARP = 2048  # and of those that are only decoded: four accesses for each thread, as of bytes that are moved
 OWNED_PER_WARP = 2048  # where threads have all values under a scale,
 OWNED_CAPPED = 256  # or at least one access each, where the grid is capped
 CHANNELS = 4  # dims with scales of several tokens that a thread has: 8 bytes of each token
@@ -88,18 +89,17 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
     tiles = tuple(_tile(transfer, copy, groups.get(copy.stream), heads) for copy in plan.copies)
     owned = any(tile.held for tile in tiles)
     row = sum(_read(copy, tile) for copy, tile in zip(plan.copies, tiles, strict=True))
-    per_warp = ENCODED_PER_WARP if encoded else BYTES_PER_WARP * (2 if _turned(plan) else 1)
-    per_warp = OWNED_PER_WARP if owned else per_warp
     encodes = any(transfer.destination.stream(name).encoding for name in groups)
     worked_on = any(worked_on_together(side.stream(name)) for side in transfer.sides for name in groups)
-    alone = TILE_PER_WARP if not encoded else per_warp if encodes or worked_on else DECODED_PER_WARP
+    per_warp = WORKED_ON_PER_WARP if worked_on else ENCODED_PER_WARP if encodes else DECODED_PER_WARP
+    per_warp = OWNED_PER_WARP if owned else per_warp if encoded else TILE_PER_WARP
     by_slots = plan.placement == "slots"
 
     def program(wanted: int, per_warp: int, most_warps: int) -> Program:
         tokens = padded_side(together) if together > 1 else _tokens(transfer, wanted, least)
         return Program(tokens, _warps(tokens * widest, per_warp, most_warps), heads=heads)
 
-    plain = program(budget // widest, alone, 16 if together > 1 else 8)
+    plain = program(budget // widest, per_warp, 16 if together > 1 else 8)
     if together > 1 or worked_on:
         capped = plain  # registers are short already
         if owned:  # alone on its processor a program takes as long as its threads do
@@ -108,12 +108,13 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
         most = max(plain.tokens * row, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
         decoded = any(transfer.source.stream(name).encoding for name in groups)
         values = CAPPED_VALUES if encodes or by_slots else DECODED_VALUES
-        capped = program(min(most // row, values // widest), 2 * per_warp, 8)
+        capped = program(min(most // row, values // widest), ENCODED_PER_WARP, 8)
         scales = SCALE_BYTES * capped.tokens * widest // min((size for size in groups.values() if size), default=VECTOR)
         stages = FEW_STAGES if decoded or by_slots else ENCODED_STAGES
         capped = _staged(transfer, plan, capped, row, stages, scales)
     else:
         most = max(4 * budget, CAPPED_BYTES * _narrowest(transfer) // VECTOR)
+        per_warp = BYTES_PER_WARP * (2 if _turned(plan) else 1)
         capped = _filled(transfer, plan, program(most // widest, per_warp, 16), most // widest, row)
     return TransferSchedule(plain, capped, tiles, groups, together if together > 1 else None)
 

@@ -562,7 +562,7 @@ def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
         "wide": (Program(1, 1), Program(16, 16)),
         "narrow": (Program(2, 1), Program(8, 4, 6)),
         "small blocks": (Program(2, 1), Program(16, 4, 6)),
-        "encoded": (Program(2, 4), Program(8, 8, 4)),
+        "encoded": (Program(2, 2), Program(8, 8, 4)),
         "decoded": (Program(2, 1), Program(16, 8, 3)),
         "from slots": (Program(16, 4, heads=2), Program(16, 16, heads=8)),
         "together": (Program(32, 2, heads=1), Program(32, 8, heads=1)),

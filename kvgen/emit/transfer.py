@@ -18,7 +18,10 @@ from kvgen.schedule_transfer import most_heads, schedule_transfer
 from kvgen.transfer import Transfer
 
 HINT = ', eviction_policy="evict_first"'
-"""What is moved is used once: it is not to displace what compute keeps in the caches."""
+"""What is moved is used once: it is not to displace what compute keeps in the caches.
+
+A hint takes instructions of its own; where threads have many accesses, and all the work, there are none.
+"""
 
 
 def build_transfer_kernel(transfer: Transfer, plan: Plan) -> TransferKernel:
@@ -181,16 +184,17 @@ class _Builder:
         encoded = self.destination._copy(write, tile)
         parts = replace(decoded, cache=decoded.dense, cache_masks=decoded.masks) if decoded.together else decoded
         masks = replace(parts.cache_masks, other='float("nan")') if filled else parts.cache_masks
+        hint = "" if tile.held else HINT
         return Move(
             name=copy.stream,
             comment=route,
             read=self._typed(self.source, copy, copy.source, parts, tile),
-            read_masks=replace(masks, hint=HINT),
+            read_masks=replace(masks, hint=hint),
             together=decoded.together,
             write=replace(
                 self._typed(self.destination, copy, copy.destination, encoded, tile), made=not encoded.packed
             ),
-            write_masks=replace(encoded.cache_masks, hint=HINT),
+            write_masks=replace(encoded.cache_masks, hint=hint),
             raw=False,
             mask_definition=encoded.mask_definition if f"{copy.stream}_mask" in encoded.cache_masks.write else "",
             decoded=(decoded,) if decoded.encoded else (),
