@@ -1509,7 +1509,7 @@ def _check_whole(name, index, start):
     if not isinstance(index, int) or isinstance(index, bool):
         raise TypeError(f"{name}: expected an integer, got {index!r}")
     if not start <= index < 1 << 62:
-        raise ValueError(f"{name}: expected at least {start}, got {index}")
+        raise ValueError(f"{name}: expected {start} to 2**62 (exclusive), got {index}")
 
 
 def _check_pairs(pairs, device):

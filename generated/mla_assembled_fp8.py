@@ -346,7 +346,7 @@ def gather(key_cache, value_cache, slots, latent_scale, rope_scale, *, dtype=Non
     slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
     latent_scale [1], float32: values are codes times this.
     rope_scale [1], float32: values are codes times this.
-    dtype is that of latent and rope: float32, bfloat16 or float16, rounded once.
+    dtype is that of latent and rope: float32, bfloat16 or float16, rounded once; an out that is given has its own.
     A token whose slot number is negative or lies past the pool is skipped:
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -444,7 +444,7 @@ def gather_paged(
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
     latent_scale [1], float32: values are codes times this.
     rope_scale [1], float32: values are codes times this.
-    dtype is that of latent and rope: float32, bfloat16 or float16, rounded once.
+    dtype is that of latent and rope: float32, bfloat16 or float16, rounded once; an out that is given has its own.
     A token whose slot number is negative or lies past the pool is skipped:
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -2329,7 +2329,7 @@ def _check_whole(name, index, start):
     if not isinstance(index, int) or isinstance(index, bool):
         raise TypeError(f"{name}: expected an integer, got {index!r}")
     if not start <= index < 1 << 62:
-        raise ValueError(f"{name}: expected at least {start}, got {index}")
+        raise ValueError(f"{name}: expected {start} to 2**62 (exclusive), got {index}")
 
 
 def _check_pairs(pairs, device):

@@ -365,7 +365,7 @@ def gather(key_cache, value_cache, key_scales, value_scales, slots, *, dtype=Non
 
     Returns key [T, NUM_HEADS, HEAD_DIM], value [T, NUM_HEADS, HEAD_DIM]: out, if it is given.
     slots [T], int32 or int64: the slot number of each token, block * BLOCK_SIZE + slot in block.
-    dtype is that of key and value: float32, bfloat16 or float16, rounded once.
+    dtype is that of key and value: float32, bfloat16 or float16, rounded once; an out that is given has its own.
     A token whose slot number is negative or lies past the pool is skipped:
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -469,7 +469,7 @@ def gather_paged(
     Row i of the result, cu_seq_lens[r] <= i < cu_seq_lens[r + 1], is request r's token at position
     starts[r] + i - cu_seq_lens[r] (0 + ... without starts) if that is below seq_lens[r]; its slot number is
     block_table[request, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE.
-    dtype is that of key and value: float32, bfloat16 or float16, rounded once.
+    dtype is that of key and value: float32, bfloat16 or float16, rounded once; an out that is given has its own.
     A token whose slot number is negative or lies past the pool is skipped:
     its row of out stays as it was, or is zeroed with zero_skipped and where out is not given.
     TypeError and ValueError name the tensor that does not fit, before anything is launched.
@@ -2703,7 +2703,7 @@ def _check_whole(name, index, start):
     if not isinstance(index, int) or isinstance(index, bool):
         raise TypeError(f"{name}: expected an integer, got {index!r}")
     if not start <= index < 1 << 62:
-        raise ValueError(f"{name}: expected at least {start}, got {index}")
+        raise ValueError(f"{name}: expected {start} to 2**62 (exclusive), got {index}")
 
 
 def _check_pairs(pairs, device):

@@ -89,6 +89,9 @@ class _Resolver:
         name = node.value if isinstance(node, Scalar) else node.find("layout")[1].value
         at = location if isinstance(node, Scalar) else (*location, "layout")
         found = find_layouts(name, Path(self.source.path).parent)
+        if not found and named.find(name, named.files_in(resources.folder("layouts") / "transfers")):
+            self.report("KV501", f"`{name}` is a transfer itself", at, "name a layout")
+            return None
         if not found:
             hint = suggestion(name, layout_names(Path(self.source.path).parent)) or "`kvgen list` names the layouts"
             self.report("KV501", f"there is no layout `{name}`", at, hint)

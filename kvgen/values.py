@@ -95,6 +95,8 @@ def number(low: int, high: int = LARGEST, *words: str) -> tuple[PlainValidator, 
         number = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
         if number or (isinstance(value, str) and value in words):
             return value
+        if isinstance(value, int) and value > high:
+            raise fail("KV203", f"expected an integer from {low} to {high}, got {shown_number(value)}")
         raise fail("KV203", f"expected {expected}, got {shown_number(value)}")
 
     schema: dict[str, Any] = {"type": "integer", "minimum": low, "maximum": high}

@@ -149,8 +149,9 @@ def test_sizes_of_the_launch_are_at_least_one() -> None:
     row = torch.ones(1, 3, 8).bfloat16()
     module.append(row, row, *caches, torch.tensor([0]), layer=1)
     for name in sizes:
-        with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
-            module.allocate(5, **(sizes | {name: 0}))
+        for size in (0, 2**62):
+            with pytest.raises(ValueError, match=rf"{name}: expected 1 to 2\*\*62 \(exclusive\), got {size}"):
+                module.allocate(5, **(sizes | {name: size}))
     for dim in (2, 3, 4):
         empty = [cache.narrow(dim, 0, 0) for cache in module.allocate(5, **sizes)]
         with pytest.raises(ValueError, match=rf"key_cache: expected at least 1 in dimension {dim}"):

@@ -303,8 +303,8 @@ SLOTS = torch.tensor([1, 2])
         ({5: [1, 2]}, TypeError, "dst_slots: expected a tensor, got list"),
         ({"heads": 3}, ValueError, "heads: expected at most 2, as src_head counts, got 3"),
         ({"dst_head": 1}, ValueError, "dst_head: expected at most 0, with 2 of 2 heads, got 1"),
-        ({"heads": 0}, ValueError, "heads: expected at least 1, got 0"),
-        ({"programs": 0}, ValueError, "programs: expected at least 1, got 0"),
+        ({"heads": 0}, ValueError, r"heads: expected 1 to 2\*\*62 \(exclusive\), got 0"),
+        ({"programs": 0}, ValueError, r"programs: expected 1 to 2\*\*62 \(exclusive\), got 0"),
         ({"programs": 1.5}, TypeError, "programs: expected an integer, got 1.5"),
     ],
 )

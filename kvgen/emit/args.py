@@ -76,6 +76,16 @@ def argument_scales(layout: Layout, plan: Plan) -> list[Scale]:
     return list({scale.name: scale for scale in scales if not scale.stored}.values())
 
 
+def chosen(layout: Layout, plan: Plan) -> tuple[str, ...]:
+    """The streams that are gathered in a type of the caller's choice, since bytes do not tell."""
+    found = []
+    for copy in plan.copies:
+        stream, buffer = layout.stream(copy.stream), layout.buffer(copy.source.tensor)
+        if stream.encoding is not None or (buffer.dtypes != stream.dtypes and len(stream.dtypes) > 1):
+            found.append(stream.name)
+    return tuple(found)
+
+
 def rotated(layout: Layout, plan: Plan) -> tuple[str, ...]:
     """The streams of a plan that are stored rotated."""
     streams = [layout.stream(name) for name in plan.streams]

@@ -6,7 +6,7 @@ import textwrap
 
 from kvgen import sizes
 from kvgen.emit import stage_docs as stages
-from kvgen.emit.args import argument_scales, rotated
+from kvgen.emit.args import argument_scales, chosen, rotated
 from kvgen.emit.encoding import describe
 from kvgen.emit.names import block_size_name, dense, num_blocks_name
 from kvgen.encodings import append_refusal
@@ -126,14 +126,17 @@ def function_doc(layout: Layout, plan: Plan) -> tuple[str, tuple[str, ...]]:
 
 
 def _encoding_lines(layout: Layout, plan: Plan) -> list[str]:
-    lines = []
+    lines, by_types = [], {}
     for scale in argument_scales(layout, plan):
         shape = ", ".join(str(axis.count) for axis in scale.axes) or "1"
         what = "values are codes times this" if scale.given == "scale" else "values are codes over this"
         lines.append(f"{scale.argument} [{shape}], {scale.dtype}: {what}.")
-    encoded = [name for name in plan.streams if layout.stream(name).encoding]
-    if encoded and plan.kind == "gather":
-        lines.append(f"dtype is that of {' and '.join(encoded)}: float32, bfloat16 or float16, rounded once.")
+    for name in chosen(layout, plan) if plan.kind == "gather" else ():
+        stream = layout.stream(name)
+        types = "float32, bfloat16 or float16, rounded once" if stream.encoding else " or ".join(stream.dtypes)
+        by_types.setdefault(types, []).append(name)
+    for types, names in by_types.items():
+        lines.append(f"dtype is that of {' and '.join(names)}: {types}; an out that is given has its own.")
     if plan.kind == "gather" and (names := rotated(layout, plan)):
         those = " and ".join(names)
         lines.append(f"{those} is turned back, unless it is wanted rotated: for a query that is turned alike.")

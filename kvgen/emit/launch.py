@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from kvgen.axes import Digit, product
-from kvgen.emit.args import argument_scales, counted_strides, rotated, stage_args
+from kvgen.emit.args import argument_scales, chosen, counted_strides, rotated, stage_args
 from kvgen.emit.docs import function_doc
 from kvgen.emit.kernel import Kernel
 from kvgen.emit.names import (
@@ -250,15 +250,9 @@ def _out(layout: Layout, plan: Plan, check: StreamCheck, stream: str) -> Out:
     dtype = f"{buffer.name}.dtype" if buffer.dtypes == dtypes else f"torch.{dtypes[0]}"
     if layout.stream(stream).encoding:
         dtype = f"dtype or torch.{dtypes[0]}"
-    elif _chosen(layout, buffer, stream):
+    elif stream in chosen(layout, plan):
         dtype = f"dtype if dtype in {dtypes_name(layout, layout.stream(stream))} else {dtype}"
     return Out(check.variable, f"(num_tokens, {check.shape.strip('(),')})", dtype)
-
-
-def _chosen(layout: Layout, buffer: Buffer, stream: str) -> bool:
-    """Whether the type of what is gathered is the caller's to choose: bytes do not tell."""
-    dtypes = layout.stream(stream).dtypes
-    return layout.stream(stream).encoding is not None or (buffer.dtypes != dtypes and len(dtypes) > 1)
 
 
 def dtypes_name(layout: Layout, stream: Stream) -> str:
@@ -434,8 +428,7 @@ def _parameters(layout: Layout, plan: Plan, held: list[Buffer]) -> list[str]:
     keywords += ["layer"] if layout.layers else []
     keywords += ["rank"] if slots.shard and plan.placement != "slots" else []
     if plan.kind == "gather":
-        chosen = any(_chosen(layout, layout.buffer(c.source.tensor), c.stream) for c in plan.copies)
-        keywords += ["dtype=None"] if chosen else []
+        keywords += ["dtype=None"] if chosen(layout, plan) else []
         keywords += ["rotated=False"] if rotated(layout, plan) else []
         keywords += ["out=None", "zero_skipped=False"]
     return [*names, "*", *keywords] if keywords else names
