@@ -47,7 +47,7 @@ class Fusing:
         query, like = self._query(steps)
         order = (*self.streams, QUERY)
         kept = tuple((name, steps[name]) for name in order if steps.get(name))
-        if not kept and not self.problems:
+        if not kept and not self.problems and self._whole():
             hint = "give a stream stages: `key: [rms_norm, rope]`"
             self._report("KV222", "`fuse` has no stages: there is nothing to fuse", ("fuse",), hint, key=True)
         if not self.problems:
@@ -60,9 +60,17 @@ class Fusing:
             rounding=spec.rounding,
             norm_sum=spec.norm.sum,
         )
-        if spec.norm.sum != "float64" and not any(isinstance(s, RmsNorm) for _, found in kept for s in found):
+        if (
+            spec.norm.sum != "float64"
+            and self._whole()
+            and not any(isinstance(s, RmsNorm) for _, found in kept for s in found)
+        ):
             self._report("KV222", "`norm` means nothing here: no stage is a norm", ("fuse", "norm"), key=True)
         return fuse, query
+
+    def _whole(self) -> bool:
+        """Whether all streams that have stages are right: of others nothing is said that may come of what is wrong."""
+        return all(name in self.streams for name in self.spec.stages if name in self.known)
 
     def _report(
         self, code: str, message: str, location: Location, hint: str | None = None, *, key: bool = False
@@ -180,7 +188,7 @@ class Fusing:
             return None
         where = ("fuse", "positions", "mrope")
         ropes = [step for _, found in steps for step in found if isinstance(step, Rope)]
-        if not ropes and not self.problems:
+        if not ropes and not self.problems and self._whole():
             message = "`positions` mean nothing here: no stage is a rotary embedding"
             self._report("KV222", message, ("fuse", "positions"), key=True)
         for rope in ropes:
