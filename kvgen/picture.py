@@ -103,10 +103,18 @@ def codes_at(content: Holds, run: Level | None, index: int) -> tuple[int, ...]:
     return tuple(index * step + content.pack.div * i for i in range(content.pack.size))
 
 
+def beside(content: Holds, run: Level | None, index: int) -> str:
+    """``, slot 1``: where bytes number ``index`` of a run lie that does not count dims; nothing where it does."""
+    return f", {run.at(index)}" if run and run.digit.axis != content.pack.axis else ""
+
+
 def bits_of(content: Holds, code: int) -> str:
     """The bits of a code among those that share bytes: ``4 – 7``."""
-    first, last = content.bits * code, content.bits * (code + 1) - 1
-    return f"{first}" if first == last else f"{first} – {last}"
+    return _span(content.bits * code, content.bits)
+
+
+def _span(first: int, count: int) -> str:
+    return f"{first}" if count == 1 else f"{first} – {first + count - 1}"
 
 
 def _run_text(place: Place, run: Level | None) -> str:
@@ -131,9 +139,9 @@ def _shared_bytes(content: Holds, run: Level | None) -> list[str]:
     name = "bit" + "s" * (content.bits > 1) + " " if wide == 1 else ""
     head = [f"{name}{bits_of(content, i)}" for i in range(content.pack.size)]
     rows = [[GAP] * len(head) if b is None else [f"dim {d}" for d in codes_at(content, run, b)] for b in shown]
-    labels = [
-        GAP if b is None else f"byte {b}" if wide == 1 else f"bytes {wide * b} – {wide * (b + 1) - 1}" for b in shown
-    ]
+    word = "byte" if wide == 1 else "bytes"
+    spans = [f"{word} {_span(wide * (b or 0), wide)}" for b in shown]
+    labels = [GAP if b is None else span + beside(content, run, b) for b, span in zip(shown, spans, strict=True)]
     names = ", ".join(content.leaves)
     return [
         f"bytes of {names}, {content.pack.size} codes each:",

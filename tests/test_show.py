@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 import torch
 
-from kvgen import picture, reference, show, sizes
+from kvgen import figure, picture, reference, show, sizes
 from kvgen.amount import Amount
 from kvgen.resolve import load, load_text
 
@@ -335,6 +335,9 @@ def test_picture_of_codes_that_share_a_byte():
         byte 15 │   dim 30   │   dim 31   │
                 └────────────┴────────────┘""")
     assert "byte 15 │   dim 15   │   dim 31   │" in drawn(CODES.format(order="block slot head dim%16 dim//16"))
+    assert "byte 3, slot 3 │   dim 0    │   dim 1    │" in drawn(CODES.format(order="block head dim//2 slot dim%2"))
+    drawing = figure.figure(load_text(CODES.format(order="block head dim//2 slot dim%2")))
+    assert ">3, slot 3</text>" in drawing
 
 
 def test_codes_that_share_a_byte_have_bits():

@@ -6,7 +6,7 @@ from kvgen.amount import Amount
 from kvgen.figure import svg
 from kvgen.figure.svg import Drawing, line, rect, text, text_width
 from kvgen.layout import Holds, Layout, Pad
-from kvgen.picture import GAP, Level, bits_of, codes_at
+from kvgen.picture import GAP, Level, beside, bits_of, codes_at
 
 SKIP = 24
 """Pixels that stand for what is left out."""
@@ -75,7 +75,8 @@ def value_width(content: Holds, run: Level | None, base: int) -> int:
     last = int(run.size.value) - 1 if run and run.size.value else 0
     if content.pack:
         dims = codes_at(content, run, last)
-        return len(dims) * (max(text_width(f"dim {d}", "label") for d in (*dims, 1000)) + 8) + 2
+        codes = len(dims) * (max(text_width(f"dim {d}", "label") for d in (*dims, 1000)) + 8) + 2
+        return max(codes, text_width(_range(content, base, last) + beside(content, run, last), "byte") + 12)
     label = f"{run.label} {last}" if run else ""
     return max(text_width(label, "label"), text_width(_range(content, base, last), "byte")) + 12
 
@@ -100,4 +101,5 @@ def _value(content: Holds, run: Level | None, base: int, index: int, x: int, wid
         name = f"dim {dim}" if text_width(f"dim {dim}", "label") < part else str(dim)
         marks.append(text(middle, 14, name, "label", "middle"))
         marks.append(text(middle, 29, f"bit {where}" if len(dims) == 2 else where, "bit", "middle"))
-    return [*marks, text(x + width // 2, 46, _range(content, base, index), "byte", "middle")]
+    where = _range(content, base, index) + beside(content, run, index)
+    return [*marks, text(x + width // 2, 46, where, "byte", "middle")]
