@@ -176,6 +176,7 @@ def append(key, value, kv_pool, scale_pool, slot_mapping, key_scale_scale, value
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_kept.keep(compiled, grid, numbers, tensors, num_layers=num_layers)
 
@@ -232,6 +233,7 @@ def append_key(key, kv_pool, scale_pool, slot_mapping, key_scale_scale, *, layer
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors, num_layers=num_layers)
 
@@ -289,6 +291,7 @@ def append_value(value, kv_pool, scale_pool, slot_mapping, value_scale_scale, *,
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors, num_layers=num_layers)
 
@@ -377,6 +380,7 @@ def append_positions(
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None, num_layers=num_layers)
 
@@ -3045,6 +3049,14 @@ def _native(device):
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _registers(device, count):
+    """The option of a launch that bounds a thread's registers: about as many are taken then, and else fewer. 0: none.
+
+    Only where the native forms of codes are taken: others need more.
+    """
+    return {"maxnreg": count} if count and _native(device) else {}
 
 
 def _check_scale(name, tensor, shape, dtype, device):

@@ -2758,11 +2758,11 @@ def _native(device):
 
 
 def _registers(device, count):
-    """The option of a launch that bounds a thread's registers: about as many are taken then, and else fewer.
+    """The option of a launch that bounds a thread's registers: about as many are taken then, and else fewer. 0: none.
 
     Only where the native forms of codes are taken: others need more.
     """
-    return {"maxnreg": count} if _native(device) else {}
+    return {"maxnreg": count} if count and _native(device) else {}
 
 
 def _check_integers(name, tensor, device, length=None):

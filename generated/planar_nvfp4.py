@@ -155,6 +155,7 @@ def append(key, value, kv_cache, slot_mapping, key_scale_scale, value_scale_scal
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -198,6 +199,7 @@ def append_key(key, kv_cache, slot_mapping, key_scale_scale):
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
@@ -241,6 +243,7 @@ def append_value(value, kv_cache, slot_mapping, value_scale_scale):
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
@@ -305,6 +308,7 @@ def append_positions(
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -2630,6 +2634,14 @@ def _native(device):
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _registers(device, count):
+    """The option of a launch that bounds a thread's registers: about as many are taken then, and else fewer. 0: none.
+
+    Only where the native forms of codes are taken: others need more.
+    """
+    return {"maxnreg": count} if count and _native(device) else {}
 
 
 def _check_scale(name, tensor, shape, dtype, device):

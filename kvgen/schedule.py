@@ -46,6 +46,7 @@ STAGED_VALUES = 1024  # values of one stream that a program works on at the most
 STAGED_PER_WARP = 512  # values a warp works on,
 TURNED_PER_WARP = 1024  # more of a query that is only turned,
 STAGED_FEW = 128  # and few with few tokens
+TWO_WAYS = 64  # registers of a thread that makes codes in one of two ways: neither is kept to fewer
 LOOKING_UP = 64  # registers of a thread that looks up the codes of a group: all look-ups are under way at once
 
 
@@ -84,6 +85,7 @@ class Schedule:
     few: int = FEW_TOKENS
     some: int = SOME_TOKENS
     registers: int = 0  # of a thread at the most, and about as many are taken then (0: the compiler's choice)
+    few_registers: int = 0  # and up to ``some`` tokens
     together: bool = False  # a barrier keeps all loads of a program before what waits for one of them
     rows: tuple[Rows, ...] = ()  # of records, where they are not written field by field
     query_heads: int = 0  # of a program that works on the query,
@@ -155,7 +157,8 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
         found = Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
     together = _together(layout, plan, tokens, slot_minor)
     found = replace(_holding(layout, plan, found), together=together, rows=whole)
-    found = replace(found, registers=_registers(layout, plan, found))
+    registers = _registers(layout, plan, found)
+    found = replace(found, registers=registers, few_registers=registers or _few_registers(plan, found))
     return found if plan.query is None else _with_query(layout, plan, wish, found)
 
 
@@ -187,6 +190,16 @@ def _registers(layout: Layout, plan: Plan, found: Schedule) -> int:
     groups = [values // stream.group for stream, values in held if _by_norm(stream)]
     alone = plan.kind == "append" and len(held) == 1 and groups == [LANES * found.num_warps]
     return LOOKING_UP if alone else 0
+
+
+def _few_registers(plan: Plan, found: Schedule) -> int:
+    """The same of few tokens where scales are counted in another, for a row that one warp has where there are many.
+
+    Of the two ways that such scales have to codes only one is taken, and ptxas fits the kernel into few registers.
+    """
+    held = all(tile.held and copy.outer for copy, tile in zip(plan.copies, found.tiles, strict=True))
+    spread = found.num_warps == 1 < found.few_warps
+    return TWO_WAYS if plan.kind == "append" and held and spread else 0
 
 
 def _bytes_under_exponents(stream: Stream) -> bool:

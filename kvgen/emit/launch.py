@@ -439,7 +439,9 @@ def _options(sched: Schedule, exact: bool) -> str:
     warps = f"num_warps={sched.num_warps}"
     if sched.few_warps != sched.num_warps:
         warps = f"num_warps={sched.few_warps} if num_tokens <= {sched.some} else {sched.num_warps}"
-    registers = f", **_registers(device, {sched.registers})" if sched.registers else ""
+    few, many = sched.few_registers, sched.registers
+    most = str(many) if few == many else f"{few} if num_tokens <= {sched.some} else {many}"
+    registers = f", **_registers(device, {most})" if few or many else ""
     return warps + (", enable_fp_fusion=False" if exact else "") + registers
 
 

@@ -134,7 +134,9 @@ def _spec(
         signature[arg.name] = arg.type
         if given or _divisible(arg):
             divisible.append(arg.name)
-    registers = kernel.schedule.registers if isinstance(kernel, Kernel) else 0
+    registers = 0
+    if isinstance(kernel, Kernel):
+        registers = kernel.schedule.few_registers if form.startswith("few") else kernel.schedule.registers
     return KernelSpec(kernel.name, form, signature, constexprs, tuple(divisible), num_warps, registers)
 
 

@@ -171,6 +171,18 @@ def test_registers_are_bounded_where_one_stream_is_looked_up() -> None:
     assert "_registers" not in rendered("nhd_int4")
 
 
+def test_registers_are_bounded_of_few_tokens_whose_codes_are_made_in_one_of_two_ways() -> None:
+    for name, few in {"nhd_nvfp4": 64, "planar_nvfp4": 64, "packed_nvfp4": 0, "nhd_mxfp4": 0}.items():
+        assert (chosen(name).registers, chosen(name).few_registers) == (0, few), name
+        assert chosen(name, "gather").few_registers == 0
+    text = rendered("nhd_nvfp4")
+    assert text.count("**_registers(device, 64 if num_tokens <= 1024 else 0)") == 4
+    layout = dataclasses.replace(
+        load(ROOT / "layouts" / "nhd_nvfp4.yaml"), schedule=ScheduleHints(KernelHints(num_warps=1))
+    )
+    assert schedule(layout, lower(layout)[0]).few_registers == 0  # a thread has as many values as of many tokens
+
+
 def test_sides_are_powers_of_two_and_bounded() -> None:
     text = "name: x\naxes: {head: 96, dim: 80}\nblock_size: 16\nbuffers:\n"
     layout = load_text(text + "  pool: {holds: [key, value], order: block slot kv head dim}\n")
