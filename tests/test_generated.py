@@ -106,7 +106,8 @@ def renamed(text: str) -> str:
     text = re.sub(r"^name: (\w+)", r"name: z_\1", text, flags=re.M)
     text = re.sub(r"^summary: .*", "summary: Something else.", text, flags=re.M)
     text = re.sub(r"\bhead: 8\b", "head: 16", text)
-    text = re.sub(r"\bdim: 128\b", "dim: 64", text)
+    alone = re.search(r"\bhead: \d", text) is None  # half a row without heads may be less than a sector
+    text = re.sub(r"\bdim: 128\b", "dim: 256" if alone else "dim: 64", text)
     text = re.sub(r"^block_size: (16|32|64)$", "block_size: 96", text, flags=re.M)
     text = text.replace("rotary_dim: 128", "rotary_dim: 64").replace("mrope: [24, 20, 20]", "mrope: [12, 10, 10]")
     head, tail = text.split("buffers:")
