@@ -180,6 +180,7 @@ def transfer(
                 dst_slots,
                 *numbers,
                 num_warps=1 if programs is None else 8,
+                **_registers(device, 255 if stages > 1 else 0),
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -302,6 +303,7 @@ def transfer_blocks(
                 dst_blocks,
                 *numbers,
                 num_warps=1 if programs is None else 8,
+                **_registers(device, 255 if stages > 1 else 0),
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -845,6 +847,21 @@ def _check_apart(name, tensor):
         if stride <= reach:
             raise ValueError(f"{name}: elements share memory, shape {tuple(tensor.shape)}, strides {tensor.stride()}")
         reach += stride * (size - 1)
+
+
+def _native(device):
+    """Whether casts to 8-bit floats are the device's own: from sm_90 on they give what integers give, and are quicker."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _registers(device, count):
+    """The option of a launch that bounds a thread's registers: about as many are taken then, and else fewer. 0: none.
+
+    Only where the native forms of codes are taken: others need more.
+    """
+    return {"maxnreg": count} if count and _native(device) else {}
 
 
 def _check_integers(name, tensor, device, length=None):

@@ -213,6 +213,7 @@ def transfer(
                 *numbers,
                 num_warps=2 if programs is None else 8,
                 enable_fp_fusion=False,
+                **_registers(device, 255 if stages > 1 else 0),
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -360,6 +361,7 @@ def transfer_blocks(
                 *numbers,
                 num_warps=2 if programs is None else 8,
                 enable_fp_fusion=False,
+                **_registers(device, 255 if stages > 1 else 0),
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -1117,6 +1119,14 @@ def _native(device):
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _registers(device, count):
+    """The option of a launch that bounds a thread's registers: about as many are taken then, and else fewer. 0: none.
+
+    Only where the native forms of codes are taken: others need more.
+    """
+    return {"maxnreg": count} if count and _native(device) else {}
 
 
 def _check_integers(name, tensor, device, length=None):

@@ -41,6 +41,8 @@ ENCODED_STAGES = 4  # values that are encoded take registers too,
 FEW_STAGES = 3  # and more of them if they are decoded as well, turned, or encoded by slots,
 FEWEST_STAGES = 2  # or turned by slots
 SCALE_BYTES = 4
+REGISTERS = 65536  # of a processor, for the programs that run on it,
+MOST_REGISTERS = 255  # and of a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,14 @@ class Program:
     num_warps: int
     stages: int = 1
     heads: int | None = None
+
+    @property
+    def registers(self) -> int:
+        """A bound on a thread's where tiles are under way (0: none): all that a processor has for one program.
+
+        Left to itself ptxas fits them into half of that, where some are spilled.
+        """
+        return min(MOST_REGISTERS, REGISTERS // (32 * self.num_warps)) if self.stages > 1 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -567,3 +567,11 @@ def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
         "from slots": (Program(16, 4, heads=2), Program(16, 16, heads=8)),
         "together": (Program(32, 2, heads=1), Program(32, 8, heads=1)),
     }
+
+
+def test_tiles_under_way_may_have_all_registers_of_a_processor() -> None:
+    """One program runs on it where the grid is capped; a thread has 255 at the most, and others have no bound."""
+    bounds = [Program(32, warps, stages).registers for warps, stages in ((4, 6), (8, 3), (16, 2), (16, 1))]
+    assert bounds == [255, 255, 128, 0]
+    launches = re.findall(r"\*\*_registers\(device, .*\)", (ROOT / "generated" / "mla_to_host.py").read_text())
+    assert launches == ["**_registers(device, 255 if stages > 1 else 0)"] * 2

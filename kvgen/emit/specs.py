@@ -137,6 +137,8 @@ def _spec(
     registers = 0
     if isinstance(kernel, Kernel):
         registers = kernel.schedule.few_registers if form.startswith("few") else kernel.schedule.registers
+    elif form == "capped":
+        registers = kernel.schedule.capped.registers
     return KernelSpec(kernel.name, form, signature, constexprs, tuple(divisible), num_warps, registers)
 
 

@@ -224,7 +224,8 @@ def _stages(capped: int) -> str:
 def _options(kernel: TransferKernel, encoded: bool) -> str:
     sched = kernel.schedule
     warps = f"num_warps={_unless_capped(sched.plain.num_warps, sched.capped.num_warps)}"
-    return warps + (", enable_fp_fusion=False" if encoded else "")
+    registers = f", **_registers(device, {bound} if stages > 1 else 0)" if (bound := sched.capped.registers) else ""
+    return warps + (", enable_fp_fusion=False" if encoded else "") + registers
 
 
 def _side(transfer: Transfer, kernel: TransferKernel, layout: Layout, index: int) -> SideChecks:
