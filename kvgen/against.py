@@ -132,7 +132,7 @@ def _load(target: Target) -> Callable[..., Any]:
         found: Any = _module(target.module)
         for part in target.name.split("."):
             found = getattr(found, part)
-    except Exception as error:  # importing somebody's code may raise anything
+    except (Exception, SystemExit) as error:  # importing somebody's code may raise anything
         raise _error(f"{target.text} cannot be imported: {type(error).__name__}: {error}") from None
     if not callable(found):
         raise _error(f"{target.text} is a {type(found).__name__} and no function")

@@ -124,6 +124,7 @@ def test_a_function_without_results(folder: Path) -> None:
         ("own:append)(key)", "is no function"),
         ("own:missing", "AttributeError"),
         ("own:calls", "is a list and no function"),
+        ("leaves.py:append", "leaves.py:append cannot be imported: SystemExit: 3"),
         ("not_there:append", "ModuleNotFoundError"),
         ("not_there.py:append", "FileNotFoundError"),
         ("LAYOUT=own:append", "small has no function LAYOUT"),
@@ -133,6 +134,7 @@ def test_a_function_without_results(folder: Path) -> None:
     ],
 )
 def test_what_cannot_be_used_is_told(folder: Path, target: str, words: str) -> None:
+    (folder / "leaves.py").write_text("raise SystemExit(3)")
     result = kvgen("test", "small.yaml", "--against", target)
     assert result.code == 2, result
     assert "error[KV715]" in result.err

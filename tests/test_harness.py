@@ -192,12 +192,13 @@ def test_a_refusal_names_its_tensor(small) -> None:
     assert "does not name key" in failure(small, Vague(small), "append/refuses_key_dtype").message
 
 
-def test_an_exception_is_a_failure(small) -> None:
+@pytest.mark.parametrize(("error", "said"), [(KeyError("oops"), "KeyError: 'oops'"), (SystemExit(3), "SystemExit: 3")])
+def test_an_exception_is_a_failure(small, error, said) -> None:
     class Raises(FakeModule):
         def append(self, *args, **options) -> None:
-            raise KeyError("oops")
+            raise error
 
-    assert failure(small, Raises(small), "append/T1").message == "raised KeyError: 'oops'"
+    assert failure(small, Raises(small), "append/T1").message == f"raised {said}"
 
 
 def test_a_missing_function_is_reported_once(small) -> None:

@@ -147,7 +147,7 @@ def load_adapter(name: str) -> Rival:
     module, _, function = name.partition(":")
     try:
         adapter = getattr(importlib.import_module(module), function)
-    except Exception as error:  # a module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
         hint = "write module:function, with the module where Python finds it (PYTHONPATH)"
         message = f"{name} cannot be imported: {type(error).__name__}: {error}"
         raise KvgenError(Diagnostic("KV742", message, hint=hint)) from None

@@ -124,7 +124,7 @@ def _against(
         if found := difference(function, tasks[0], expected, outcome(scene, function, tasks[0], first)):
             return Timing(rival.name, None, None, f"differs: {found}")
         return _time(rival.name, [first, *(rival.adapter(task) for task in tasks[1:])], clock)
-    except Exception as error:  # somebody else's code may raise anything; the other rows are wanted all the same
+    except (Exception, SystemExit) as error:  # somebody else's code may raise anything; other rows are still wanted
         text = str(error).strip().splitlines()
         return Timing(rival.name, None, None, f"raised {type(error).__name__}: {text[0] if text else ''}".rstrip(": "))
 

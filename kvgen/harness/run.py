@@ -102,7 +102,7 @@ def _run(case: Case, layout: Layout, module: Any, pools: PoolFactory, seed: int,
         return Result(case.name, case.function, "failed", str(mismatch), mismatch.difference, repeat)
     except Unsupported as unsupported:
         return Result(case.name, case.function, "skipped", str(unsupported))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # A module under test may raise anything at all; the run goes on and says so.
         message = f"raised {type(error).__name__}: {str(error).strip() or 'without a message'}"
         return Result(case.name, case.function, "failed", message, None, repeat)

@@ -404,7 +404,7 @@ def _run(case: TransferCase, what: Transfer, module: Any, device: str, seed: int
         case.body(TransferBench(what, module, device, seed, case.name))
     except Mismatch as mismatch:
         return Result(case.name, case.function, "failed", str(mismatch), mismatch.difference, repeat)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # A module under test may raise anything at all; the run goes on and says so.
         message = f"raised {type(error).__name__}: {str(error).strip() or 'without a message'}"
         return Result(case.name, case.function, "failed", message, None, repeat)
