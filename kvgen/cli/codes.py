@@ -126,8 +126,8 @@ COMMANDS: dict[str, Entry] = {
         title="There is no plan between these layouts",
         cause=(
             "`kvgen plan` lists runs of bytes from one layout to another. Both hold the same streams, and their sizes "
-            "are the same numbers. Heads are dealt evenly to ranks, or ranks evenly to heads. Where neither block size is a "
-            "multiple of the other, tokens may go from block to block in more uneven steps than a plan can list."
+            "are the same numbers. Heads are dealt evenly to ranks, or ranks evenly to heads. Where neither block size "
+            "is a multiple of the other, tokens may go from block to block in more uneven steps than a plan can list."
         ),
         example="$ kvgen plan mla paged_nhd",
         cure="Copy a layout with `kvgen new NAME --like OTHER` and give it the sizes of the other side.",
