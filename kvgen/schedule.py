@@ -19,18 +19,15 @@ import math
 from dataclasses import dataclass, replace
 
 from kvgen.axes import padded_side
+from kvgen.lanes import LINES, VECTOR, dims_beside, lane, runs_in_lines
 from kvgen.layout import KernelHints, Layout, Record, Stream
 from kvgen.lower import SLOT_NUMBER, planes
-from kvgen.plan import Copy, Norm, Plan, View
+from kvgen.plan import Copy, Norm, Plan
 from kvgen.quant import MODES
 from kvgen.rows import Rows, whole_rows
 
 TARGET_VALUES = 1024  # values a program moves at the least, where tokens are many: 4 warps of 16-byte accesses
 MAX_VALUES = 8192  # values of one stream held by a program at the most
-SECTOR = 32  # bytes; shorter runs of a token leave part of each memory transaction unused
-LINE = 128  # bytes; runs of several tokens that share one are best written at a time
-LINES = 2  # that such runs fill together: their tokens are a program's
-VECTOR = 16  # bytes of the widest access
 LANES = 32  # threads of a warp
 ELEMENTS = 8  # values of the widest access, of 16 bits each
 DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
@@ -103,7 +100,7 @@ def schedule(layout: Layout, plan: Plan) -> Schedule:
     worked_on = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
     streams = [layout.stream(name) for name in plan.streams]
     moved = not worked_on and not slot_minor
-    beside = _runs_in_lines(plan) if moved and wish.tokens != 1 else 1
+    beside = runs_in_lines(plan) if moved and wish.tokens != 1 else 1
     heads = _heads(layout, plan, wish.heads, slot_minor or beside > 1, most // widest)
     row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
     encodes = worked_on and plan.kind == "append"
@@ -292,18 +289,6 @@ def _tokens(layout: Layout, slot_minor: bool, widest: int, row: int, short: bool
     return tokens
 
 
-def _runs_in_lines(plan: Plan) -> int:
-    """How many tokens have their runs of a row side by side in ``LINES`` of memory; 1 where runs are not short, or no
-    slots are right above them.
-
-    Runs are short that fill no more than a sector: those of several tokens that are read or written at once are one.
-    """
-    views = [plan.cache_view(copy) for copy in plan.copies]
-    run = max((_dims_beside(view) or LINE) * view.itemsize for view in views)
-    above = {next((s.digit.axis for s in reversed(view.steps) if s.digit.axis != "dim"), "") for view in views}
-    return LINES * LINE // run if run <= SECTOR and above <= {"slot", SLOT_NUMBER} else 1
-
-
 def _tile(
     layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None, vector: bool, in_lines: bool = False
 ) -> Tile:
@@ -348,7 +333,7 @@ def _by_value(layout: Layout, copy: Copy) -> bool:
 
 def _beside(layout: Layout, plan: Plan, copy: Copy) -> int:
     """Dims of a row that lie side by side in the cache and can be an axis of a tile, the others being another one."""
-    stream, run = layout.stream(copy.stream), _dims_beside(plan.cache_view(copy))
+    stream, run = layout.stream(copy.stream), dims_beside(plan.cache_view(copy))
     apart = copy.stages or stream.group or _by_channel(stream) or stream.axes[-1].extent is None
     return 1 if apart or run is None or run & (run - 1) else run
 
@@ -390,36 +375,6 @@ def _lane(layout: Layout, plan: Plan, copy: Copy) -> str:
     """The lane of a copy; of rows that are turned it is ``dim``."""
     encoding = layout.stream(copy.stream).encoding
     return "dim" if encoding and encoding.rotation else lane(plan.cache_view(copy))
-
-
-def lane(view: View) -> str:
-    """The tile axis that neighbouring lanes walk: ``dim`` where its runs fill a sector, else what varies next.
-
-    Along the last axis of a tile codes that share bytes are put together: it is ``dim`` then.
-    """
-    values = None if view.pack else _dims_beside(view)
-    if values is None:
-        return "dim"
-    run = values * view.itemsize
-    rest = [step.digit.axis for step in view.steps if step.digit.axis != "dim"]
-    after = "token" if rest[-1] in ("slot", SLOT_NUMBER) else rest[-1]
-    dims_left = any(s.digit.axis == "dim" and s.digit.div >= values for s in view.steps)
-    if run >= SECTOR or not dims_left:
-        return "dim"
-    return after if after == "token" or (after == "head" and run < VECTOR) else "dim"
-
-
-def _dims_beside(view: View) -> int | None:
-    """How many values of a row lie side by side; None where only the launch knows."""
-    values = 1
-    for step in reversed(view.steps):
-        digit = step.digit
-        if digit.axis != "dim" or step.dim is not None or step.factor * view.unit != values * view.itemsize:
-            break
-        if digit.size is None:
-            return None
-        values *= digit.size
-    return values
 
 
 def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool, most: int) -> int | None:

@@ -10,11 +10,11 @@ from typing import Literal
 from kvgen import sizes
 from kvgen.axes import product
 from kvgen.emit.names import TRITON_TYPES
+from kvgen.lanes import VECTOR
 from kvgen.layout import Buffer, Layout, Scale
 from kvgen.lower import coalesce
 from kvgen.lower_fuse import PACKED, packed_width
 from kvgen.plan import Copy, Norm, Plan, Rotary, View
-from kvgen.schedule import VECTOR
 
 Role = Literal[
     "pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit", "native",
