@@ -437,6 +437,7 @@ def append_fused(
             value_cache.stride(2),
             value.stride(0),
             value.stride(1),
+            num_tokens > 1024,
             _native(device),
         )
         with _on(device):
@@ -506,6 +507,7 @@ def append_fused_key(key, key_cache, slot_mapping, positions, key_weight, cos_si
             key.stride(0),
             key.stride(1),
             cos_sin.stride(0),
+            num_tokens > 1024,
             _native(device),
         )
         with _on(device):
@@ -1626,6 +1628,7 @@ def _append_fused_kernel(
     value_cache_stride_head,
     value_stride_token,
     value_stride_head,
+    MANY: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key and value of one token, all heads."""
@@ -1634,7 +1637,6 @@ def _append_fused_kernel(
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
@@ -1645,10 +1647,11 @@ def _append_fused_kernel(
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_scale = tl.load(key_scale_ptr)
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
+    key_weight = _widened(tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))), NATIVE)
+    key_partner_weight = _widened(tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))), NATIVE)
     value = tl.load(value_ptr + token * value_stride_token + head[:, None] * value_stride_head + dim[None, :])
     value_scale = tl.load(value_scale_ptr)
+    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     # A position past the table has no angle.
     known = True & (position >= 0) & (position < num_positions)
     angle_row = tl.where(known, position, 0)
@@ -1664,10 +1667,16 @@ def _append_fused_kernel(
         tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
         eviction_policy="evict_last",
     ).to(tl.float32)
+    # Many tokens have their loads together, then what values are divided by; for few of them that takes longer.
+    if MANY:
+        _fence(NATIVE)
+    near = _near_one(_to_float32(key_scale)) & _near_one(_to_float32(value_scale))
+    key_divisor = _divisor(_to_float32(key_scale), near, key_ptr.dtype.element_ty, NATIVE)
+    value_divisor = _divisor(_to_float32(value_scale), near, value_ptr.dtype.element_ty, NATIVE)
 
-    # key to key_cache, fp8_e4m3 with a given scale per tensor
-    key = tl.where(known, key.to(tl.float32), 0.0)
-    key_partner = tl.where(known, key_partner.to(tl.float32), 0.0)
+    # key on its way
+    key = _awaited(key, known, NATIVE)
+    key_partner = _awaited(key_partner, known, NATIVE)
     # RMS norm over 128 values, squares summed in float64
     key_inverse = tl.rsqrt(
         tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
@@ -1676,20 +1685,29 @@ def _append_fused_kernel(
     key = key * key_weight
     key_partner = key_partner * key_inverse
     key_partner = key_partner * key_partner_weight
-    key = _rounded(key, key_ptr.dtype.element_ty).to(tl.float32)
-    key_partner = _rounded(key_partner, key_ptr.dtype.element_ty).to(tl.float32)
+    key = _rounded_wide(key, key_ptr.dtype.element_ty, NATIVE)
+    key_partner = _rounded_wide(key_partner, key_ptr.dtype.element_ty, NATIVE)
     # RoPE: values i and i + 64 make a pair
     key, key_partner = (
         key * key_cos - key_partner * key_sin,
         key_partner * key_cos + key * key_sin,
     )
-    key = _rounded(key, key_ptr.dtype.element_ty).to(tl.float32)
-    key_partner = _rounded(key_partner, key_ptr.dtype.element_ty).to(tl.float32)
+    key = _rounded_wide(key, key_ptr.dtype.element_ty, NATIVE)
+    key_partner = _rounded_wide(key_partner, key_ptr.dtype.element_ty, NATIVE)
+    if MANY:
+        key = key.to(tl.float32)
+        key_partner = key_partner.to(tl.float32)
+        value = _widened(value, NATIVE)
+        if not near:
+            key = _brought_near(key, key_divisor)
+            key_partner = _brought_near(key_partner, key_divisor)
+            value = _brought_near(value, value_divisor)
+
+    # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
-    scale = _to_float32(key_scale)
-    key = _over_one(key, scale, key_ptr.dtype.element_ty)
-    key_partner = _over_one(key_partner, scale, key_ptr.dtype.element_ty)
+    key = _over_known(key, key_divisor, key_ptr.dtype.element_ty, MANY)
+    key_partner = _over_known(key_partner, key_divisor, key_ptr.dtype.element_ty, MANY)
     key = _fp8_e4m3_codes(key, NATIVE)
     key_partner = _fp8_e4m3_codes(key_partner, NATIVE)
     tl.store(
@@ -1712,9 +1730,8 @@ def _append_fused_kernel(
     )
 
     # value to value_cache, fp8_e4m3 with a given scale per tensor
-    value = value.to(tl.float32)
-    scale = _to_float32(value_scale)
-    value = _over_one(value, scale, value_ptr.dtype.element_ty)
+    value = _widened(value, NATIVE)
+    value = _over_known(value, value_divisor, value_ptr.dtype.element_ty, MANY)
     value = _fp8_e4m3_codes(value, NATIVE)
     tl.store(
         value_cache_ptr
@@ -1744,6 +1761,7 @@ def _append_fused_key_kernel(
     key_stride_token,
     key_stride_head,
     cos_sin_stride_position,
+    MANY: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
     """One program writes key of one token, all heads."""
@@ -1751,7 +1769,6 @@ def _append_fused_key_kernel(
     BLOCK_SIZE: tl.constexpr = 16
 
     token = tl.program_id(0).to(tl.int64)
-    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     head = tl.arange(0, NUM_HEADS).to(tl.int64)
     key_pair = tl.max_contiguous(tl.arange(0, 64), 4)
@@ -1761,8 +1778,9 @@ def _append_fused_key_kernel(
     key = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_pair[None, :])
     key_scale = tl.load(key_scale_ptr)
     key_partner = tl.load(key_ptr + token * key_stride_token + head[:, None] * key_stride_head + key_other[None, :])
-    key_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))).to(tl.float32)
-    key_partner_weight = tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))).to(tl.float32)
+    key_weight = _widened(tl.load(tl.broadcast_to(key_weight_ptr + key_pair[None, :], (8, 64))), NATIVE)
+    key_partner_weight = _widened(tl.load(tl.broadcast_to(key_weight_ptr + key_other[None, :], (8, 64))), NATIVE)
+    slot_number = tl.load(slot_mapping_ptr + token).to(tl.int64)
     # A position past the table has no angle.
     known = True & (position >= 0) & (position < num_positions)
     angle_row = tl.where(known, position, 0)
@@ -1778,10 +1796,15 @@ def _append_fused_key_kernel(
         tl.broadcast_to(cos_sin_ptr + angle_row * cos_sin_stride_position + key_pair[None, :] + 64, (8, 64)),
         eviction_policy="evict_last",
     ).to(tl.float32)
+    # Many tokens have their loads together, then what values are divided by; for few of them that takes longer.
+    if MANY:
+        _fence(NATIVE)
+    near = _near_one(_to_float32(key_scale))
+    key_divisor = _divisor(_to_float32(key_scale), near, key_ptr.dtype.element_ty, NATIVE)
 
-    # key to key_cache, fp8_e4m3 with a given scale per tensor
-    key = tl.where(known, key.to(tl.float32), 0.0)
-    key_partner = tl.where(known, key_partner.to(tl.float32), 0.0)
+    # key on its way
+    key = _awaited(key, known, NATIVE)
+    key_partner = _awaited(key_partner, known, NATIVE)
     # RMS norm over 128 values, squares summed in float64
     key_inverse = tl.rsqrt(
         tl.sum(_squares(key, key_partner, (8, 32, 2)), axis=1, keep_dims=True) * 0.0078125 + 1e-06
@@ -1790,20 +1813,27 @@ def _append_fused_key_kernel(
     key = key * key_weight
     key_partner = key_partner * key_inverse
     key_partner = key_partner * key_partner_weight
-    key = _rounded(key, key_ptr.dtype.element_ty).to(tl.float32)
-    key_partner = _rounded(key_partner, key_ptr.dtype.element_ty).to(tl.float32)
+    key = _rounded_wide(key, key_ptr.dtype.element_ty, NATIVE)
+    key_partner = _rounded_wide(key_partner, key_ptr.dtype.element_ty, NATIVE)
     # RoPE: values i and i + 64 make a pair
     key, key_partner = (
         key * key_cos - key_partner * key_sin,
         key_partner * key_cos + key * key_sin,
     )
-    key = _rounded(key, key_ptr.dtype.element_ty).to(tl.float32)
-    key_partner = _rounded(key_partner, key_ptr.dtype.element_ty).to(tl.float32)
+    key = _rounded_wide(key, key_ptr.dtype.element_ty, NATIVE)
+    key_partner = _rounded_wide(key_partner, key_ptr.dtype.element_ty, NATIVE)
+    if MANY:
+        key = key.to(tl.float32)
+        key_partner = key_partner.to(tl.float32)
+        if not near:
+            key = _brought_near(key, key_divisor)
+            key_partner = _brought_near(key_partner, key_divisor)
+
+    # key to key_cache, fp8_e4m3 with a given scale per tensor
     key = key.to(tl.float32)
     key_partner = key_partner.to(tl.float32)
-    scale = _to_float32(key_scale)
-    key = _over_one(key, scale, key_ptr.dtype.element_ty)
-    key_partner = _over_one(key_partner, scale, key_ptr.dtype.element_ty)
+    key = _over_known(key, key_divisor, key_ptr.dtype.element_ty, MANY)
+    key_partner = _over_known(key_partner, key_divisor, key_ptr.dtype.element_ty, MANY)
     key = _fp8_e4m3_codes(key, NATIVE)
     key_partner = _fp8_e4m3_codes(key_partner, NATIVE)
     tl.store(
@@ -2552,6 +2582,39 @@ def _to_float32(x):
     return x.to(tl.float32)
 
 
+@triton.jit
+def _widened(x, native: tl.constexpr):
+    """Values as float32; of two bfloat16 in a word ptxas takes the higher one out before it moves it back."""
+    if native and x.dtype == tl.bfloat16:
+        halves: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r", [x], tl.float32, True, 2)
+    else:
+        y = x.to(tl.float32)
+    return y
+
+
+@triton.jit
+def _awaited(x, known, native: tl.constexpr):
+    """Values as float32, 0 where it is not known: what is done with them waits until that is decided.
+
+    Halves of words are chosen by what is waited for; any choice moves them to where float32 has them.
+    """
+    if native and x.dtype == tl.bfloat16:
+        low, high = tl.where(known, 0x1044, 0x4444), tl.where(known, 0x3244, 0x4444)  # byte 4 is one of 0
+        halves: tl.constexpr = "prmt.b32 $0, $2, 0, $3; prmt.b32 $1, $2, 0, $5;"
+        y = tl.inline_asm_elementwise(halves, "=f,=f,r,r,r,r,r", [x, low, high], tl.float32, True, 2)
+    else:
+        y = tl.where(known, x.to(tl.float32), 0.0)
+    return y
+
+
+@triton.jit
+def _fence(native: tl.constexpr):
+    """Keeps the loads before it there: ptxas has some of them wait for work that needs none of what they bring."""
+    if native:
+        tl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, $1;", "=r,r", [0], tl.int32, False, 1)
+
+
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -2574,6 +2637,22 @@ def _rounded(x, dtype: tl.constexpr):
         y = _to_bfloat16(x)
     else:
         y = x.to(dtype)
+    return y
+
+
+@triton.jit
+def _rounded_wide(x, dtype: tl.constexpr, native: tl.constexpr):
+    """The same, back in float32; by twos where processors round single values to bfloat16 at a quarter of the rate."""
+    if native and dtype == tl.bfloat16:
+        halves: tl.constexpr = """{
+        .reg .b32 both;
+        cvt.rn.bf16x2.f32 both, $3, $2;
+        shl.b32 $0, both, 16;
+        and.b32 $1, both, 0xFFFF0000;
+        }"""
+        y = tl.inline_asm_elementwise(halves, "=f,=f,f,f", [x], tl.float32, True, 2)
+    else:
+        y = _rounded(x, dtype).to(tl.float32)
     return y
 
 
@@ -2673,18 +2752,68 @@ def _over_one(x, scale, source: tl.constexpr):
     """x / scale for codes below 2**20, of a scale that all values share: of one near 1, as they are, nothing is scaled."""
     if _EXACT_FMA:
         divisor = scale
-        if not ((scale > 8.673617379884035e-19) & (scale < 1099511627776.0)):  # 2**-60 and 2**40
+        if not _near_one(scale):
             power, divisor = _normal(scale)
             x = tl.where(scale == 0.0, 0.0, x * power)
         if source == tl.float32:
             inverse = tl.div_rn(1.0, divisor)
-            x = tl.clamp(x, -4.611686018427388e18, 4.611686018427388e18, propagate_nan=tl.PropagateNan.ALL)  # 2**62
-            quotient = x * inverse
-            quotient = tl.fma(tl.fma(divisor, quotient, x * -1.0), inverse * -1.0, quotient)
+            rest = inverse
         else:
-            quotient = _near_quotient(x, divisor)
+            inverse, rest = _inverse(divisor)
+        quotient = _times_one(x, divisor, inverse, rest, source)
     else:
         quotient = _over(x, scale, source)
+    return quotient
+
+
+@triton.jit
+def _near_one(scale):
+    """Whether values can be divided by a scale as they are."""
+    return (scale > 8.673617379884035e-19) & (scale < 1099511627776.0)  # 2**-60 and 2**40
+
+
+@triton.jit
+def _times_one(x, divisor, inverse, rest, source: tl.constexpr):
+    """x / divisor of one near 1, whose inverse is at hand: rounded, or in two parts where x has 11 bits or less."""
+    if source == tl.float32:
+        x = tl.clamp(x, -4.611686018427388e18, 4.611686018427388e18, propagate_nan=tl.PropagateNan.ALL)  # 2**62
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x * -1.0), inverse * -1.0, quotient)
+    else:
+        quotient = tl.fma(x, inverse, x * rest)
+    return quotient
+
+
+@triton.jit
+def _divisor(scale, near, source: tl.constexpr, native: tl.constexpr):
+    """What values are divided by: a scale, the power of two that brings it near 1, and it so, or as it is; its inverse."""
+    power, divisor = _normal(scale)
+    divisor = tl.where(near, scale, divisor)
+    if source == tl.float32:
+        inverse = tl.div_rn(1.0, divisor)
+        rest = inverse
+    else:
+        inverse, rest = _inverse(divisor, native)
+    return scale, power, divisor, inverse, rest
+
+
+@triton.jit
+def _brought_near(x, by):
+    """Values that are to be divided by a scale which is not near 1."""
+    scale, power, _, _, _ = by
+    if _EXACT_FMA:
+        x = tl.where(scale == 0.0, 0.0, x * power)
+    return x
+
+
+@triton.jit
+def _over_known(x, by, source: tl.constexpr, many: tl.constexpr):
+    """x / scale for codes below 2**20; of many tokens values are brought near 1 before, and the inverse is used."""
+    scale, _, divisor, inverse, rest = by
+    if many and _EXACT_FMA:
+        quotient = _times_one(x, divisor, inverse, rest, source)
+    else:
+        quotient = _over_one(x, scale, source)
     return quotient
 
 

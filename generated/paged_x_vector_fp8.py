@@ -2540,18 +2540,35 @@ def _over_one(x, scale, source: tl.constexpr):
     """x / scale for codes below 2**20, of a scale that all values share: of one near 1, as they are, nothing is scaled."""
     if _EXACT_FMA:
         divisor = scale
-        if not ((scale > 8.673617379884035e-19) & (scale < 1099511627776.0)):  # 2**-60 and 2**40
+        if not _near_one(scale):
             power, divisor = _normal(scale)
             x = tl.where(scale == 0.0, 0.0, x * power)
         if source == tl.float32:
             inverse = tl.div_rn(1.0, divisor)
-            x = tl.clamp(x, -4.611686018427388e18, 4.611686018427388e18, propagate_nan=tl.PropagateNan.ALL)  # 2**62
-            quotient = x * inverse
-            quotient = tl.fma(tl.fma(divisor, quotient, x * -1.0), inverse * -1.0, quotient)
+            rest = inverse
         else:
-            quotient = _near_quotient(x, divisor)
+            inverse, rest = _inverse(divisor)
+        quotient = _times_one(x, divisor, inverse, rest, source)
     else:
         quotient = _over(x, scale, source)
+    return quotient
+
+
+@triton.jit
+def _near_one(scale):
+    """Whether values can be divided by a scale as they are."""
+    return (scale > 8.673617379884035e-19) & (scale < 1099511627776.0)  # 2**-60 and 2**40
+
+
+@triton.jit
+def _times_one(x, divisor, inverse, rest, source: tl.constexpr):
+    """x / divisor of one near 1, whose inverse is at hand: rounded, or in two parts where x has 11 bits or less."""
+    if source == tl.float32:
+        x = tl.clamp(x, -4.611686018427388e18, 4.611686018427388e18, propagate_nan=tl.PropagateNan.ALL)  # 2**62
+        quotient = x * inverse
+        quotient = tl.fma(tl.fma(divisor, quotient, x * -1.0), inverse * -1.0, quotient)
+    else:
+        quotient = tl.fma(x, inverse, x * rest)
     return quotient
 
 

@@ -33,9 +33,9 @@ called chosen column columns compiled config contextlib counts ctypes cuda curre
 dim_lane dim_run dim_vector dim_word dims distance driver dtypes entering entry exact exchange fake find first
 first_block first_dim first_item first_slot function functools given grid group highest hooks hosts i in_range index
 inside inverse j k_nope k_nope_stride_head k_nope_stride_token k_rope k_rope_stride_token keep kept kernel kind kinds
-known latest launch least leaving length lift look_up lowest mask math metadata moved name ndim nearest new nope_dim
-nope_side num_columns num_entries num_out num_out_columns num_pages num_rows num_runs num_slots number numbers offset
-offsets ops optional others out_row out_stride_column out_stride_head out_stride_row out_stride_token outer page
+known latest launch least leaving length lift look_up lowest mask math metadata moved name ndim near nearest new
+nope_dim nope_side num_columns num_entries num_out num_out_columns num_pages num_rows num_runs num_slots number numbers
+offset offsets ops optional others out_row out_stride_column out_stride_head out_stride_row out_stride_token outer page
 pairs_stride_pair pairs_stride_side part plan plane present program programs query_heads ratio re reach
 req_to_page_stride_column req_to_page_stride_row requests_stride rope_side row row_head run run_number run_slot same
 scale schema second self shape shapes size slot_number source squares start starter starts step steps stored
@@ -59,7 +59,8 @@ _USED = frozenset(_ARGUMENTS.split() + _VARIABLES.split() + _STAGES.split() + _T
 _IDENTIFIER = re.compile("[A-Za-z][A-Za-z0-9_]*")
 _LONGEST = 64
 _STAGED = (
-    "partner|(partner_)?(weight|wide)|inverse|pair|first|other|turn|position|frequency|angle|(cos|sin)(_height|_width)?"
+    "partner|(partner_)?(weight|wide)|inverse|divisor|pair|first|other|turn|position|frequency|angle"
+    "|(cos|sin)(_height|_width)?"
 )
 _READ = "ptr|words|amax|length|mask|bit[0-9]|page.*|dim(_byte|_group|_lane|_run|_vector|_word)?|stride.*"
 _DERIVED = re.compile(f"(_out)?(_({_READ}|{_STAGED}))?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cache
 from types import ModuleType
@@ -15,7 +16,7 @@ from kvgen.canonical import canonical
 from kvgen.emit.render import render_raw
 from kvgen.emit.stages import _factors
 from kvgen.harness.interpreter import exact_widening
-from kvgen.layout import Layout
+from kvgen.layout import FewHints, KernelHints, Layout, ScheduleHints
 from kvgen.resolve import load_text
 from kvgen.show import describe, text
 from kvgen.stages import Mrope, Rope
@@ -278,6 +279,17 @@ def test_squares_are_added_where_threads_have_neighbours() -> None:
     assert "tl.sum(_squares(key, key_partner, (8, 32, 2))" in render_raw(shipped("nhd_fp8_fused_once"))
     small = layout_of("key: [rms_norm, rope]", FP8, dim=32)
     assert "tl.fma(key_wide, key_wide, key_partner_wide * key_partner_wide)" in render_raw(small)
+
+
+@pytest.mark.parametrize("name", ["nhd_fp8_fused_once", "nhd_fp8_fused_chain"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_tokens_as_if_they_were_many(name: str, device: str) -> None:
+    """Kernels of many tokens have a way of their own, and no case has so many."""
+    few = ScheduleHints(append=KernelHints(few=FewHints(1, None, 4)))
+    layout = dataclasses.replace(shipped(name), schedule=few)
+    assert "num_tokens > 1," in render_raw(layout)
+    report = harness.run(layout, module_of(layout), device=device, only="append_fused")
+    assert report.ok, str(report)
 
 
 def test_values_of_a_chain_are_short_when_they_are_divided() -> None:

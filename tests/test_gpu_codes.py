@@ -96,8 +96,32 @@ def _divide_one_kernel(x_ptr, scale_ptr, found_ptr, expected_ptr, over: tl.const
     tl.store(expected_ptr + i, tl.where(scale == 0.0, 0.0, tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))))
 
 
+@triton.jit
+def _divide_ready_kernel(
+    x_ptr,
+    scale_ptr,
+    found_ptr,
+    expected_ptr,
+    near_one: tl.constexpr,
+    divisor: tl.constexpr,
+    brought_near: tl.constexpr,
+    over_known: tl.constexpr,
+    source: tl.constexpr,
+):
+    """As _divide_one_kernel, of a scale whose inverse is found before."""
+    i = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    x, scale = tl.load(x_ptr + i), tl.load(scale_ptr + tl.program_id(0))
+    tl.store(expected_ptr + i, tl.where(scale == 0.0, 0.0, tl.div_rn(x, tl.where(scale == 0.0, 1.0, scale))))
+    near = near_one(scale)
+    by = divisor(scale, near, source, True)
+    if not near:
+        x = brought_near(x, by)
+    tl.store(found_ptr + i, over_known(x, by, source, True))
+
+
+@pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("kind", ["any", "near", "few bits"])
-def test_quotients_under_one_scale(kind: str) -> None:
+def test_quotients_under_one_scale(kind: str, ready: bool) -> None:
     """A program has a scale, and values near it where quotients are to be near the codes. Past 2**20 all have one."""
     x, scales = (operand.view(-1, 1024) for operand in operands("near" if kind == "few bits" else kind, 1 << 26))
     if kind != "any":
@@ -108,9 +132,13 @@ def test_quotients_under_one_scale(kind: str) -> None:
     x, scale = x.contiguous(), scales[:, 0].contiguous()
     scale[: len(SPECIAL)] = torch.tensor(SPECIAL, device="cuda")
     found, expected = torch.empty_like(x), torch.empty_like(x)
-    over = module_of(shipped("nhd_fp8_fused_once"))._over_one
     source = tl.bfloat16 if kind == "few bits" else tl.float32
-    _divide_one_kernel[(len(scale),)](x, scale, found, expected, over, source, enable_fp_fusion=False)
+    if ready:
+        m = module_of(shipped("nhd_fp8_fused_once"))
+        kernel, functions = _divide_ready_kernel, (m._near_one, m._divisor, m._brought_near, m._over_known)
+    else:
+        kernel, functions = _divide_one_kernel, (module_of(shipped("paged_x_vector_fp8"))._over_one,)
+    kernel[(len(scale),)](x, scale, found, expected, *functions, source, enable_fp_fusion=False)
     for quotient in (found, expected):  # below 2**-40 there is no code but a sign
         quotient[quotient.abs() < 2.0**-40] *= 0.0
     assert torch.equal(*(sides(quotient.clamp(-(2.0**20), 2.0**20)) for quotient in (found, expected)))

@@ -8,6 +8,7 @@ from tests.mutation import Mutant, check_layout, check_spread, family, pairs, pl
 
 FUSE = "fuse:\n  key: [{rms_norm: {weight: plus_one}}, {rope: {rotary_dim: 8}}]\n"
 WHOLE = "fuse:\n  key: [rope, {rms_norm: {weight: plus_one}}]\n  query: {heads: 4, stages: key}\n"
+ALONE = WHOLE.partition("  query")[0] + "schedule: {append: {tokens: 1, few: {up_to: 4}}}\n"
 FP8 = "{quant: {mode: fp8_e4m3, scale: {per: [], source: static}}}"
 DYNAMIC = "{quant: {mode: fp8_e4m3, scale: {per: token head, source: dynamic}}}"
 SCALES = {"key.scale": "slot head", "value.scale": "slot head"}
@@ -19,6 +20,8 @@ LAYOUTS = {
     **family("three", rest=FUSE + "  positions: {mrope: [2, 1, 1]}\n"),
     **family("halves", FP8, dim=16, head=4, rest=WHOLE),
     **family("halves5", FP8.replace("e4m3", "e5m2"), dim=16, head=4, rest=WHOLE),
+    **family("ready", FP8, dim=16, head=4, rest=ALONE),
+    **family("ready5", FP8.replace("e4m3", "e5m2"), dim=16, head=4, rest=ALONE),
     **family("rows", DYNAMIC, dim=16, head=4, rest=WHOLE, leaves=SCALES),
     **family("rows5", DYNAMIC.replace("e4m3", "e5m2"), dim=16, head=4, rest=WHOLE, leaves=SCALES),
     **family("split", dim=16, head=4, rest=WHOLE.replace("rope,", "{rope: {style: interleaved}},")),
@@ -27,7 +30,7 @@ FUSED, WITH_QUERY, CHAIN, PACKED, THREE, HALVES, SPLIT = map(
     placed, ("fused", "query", "chain", "packed", "three", "halves", "split")
 )
 # Slots below dims: each value's other is loaded beside it.
-CODED, WHOLE_ROWS = ((*placed(a)[:2], *placed(b)[:2]) for a, b in (("halves", "halves5"), ("rows", "rows5")))
+CODED, READY, WHOLE_ROWS = ((*placed(name)[:2], *placed(f"{name}5")[:2]) for name in ("halves", "ready", "rows"))
 KERNEL, QUERY, CASE = "_append_fused_kernel", "_append_fused_query", "append_fused/T7"
 
 # fmt: off
@@ -70,6 +73,7 @@ TOGETHER = [
     Mutant("both halves have the weight of the first", HALVES, QUERY, r"query_weight_ptr \+ query_other", "query_weight_ptr + query_pair", CASE),
     Mutant("halves turned the other way", HALVES, QUERY, r"(query_cos) - (query_partner \* query_sin)", r"\1 + \2", CASE),
     Mutant("first half coded twice", CODED, KERNEL, r"_over_one\(key_partner,", "_over_one(key,", CASE),
+    Mutant("second half over V's scale", READY, KERNEL, r"_over_known\(key_partner, key_divisor", "_over_known(key_partner, value_divisor", CASE),
     Mutant("halves of codes exchanged", WHOLE_ROWS, KERNEL, r"key, key_partner = tl\.split", "key_partner, key = tl.split", CASE),
     Mutant("halves put together as neighbours", WHOLE_ROWS, KERNEL, r"tl\.permute\((tl\.join\(key, key_partner\)), \(0, 1, 3, 2\)\)", r"\1", CASE),
     Mutant("pairs split the other way round", SPLIT, QUERY, r"query, query_partner = tl\.split", "query_partner, query = tl.split", CASE),
@@ -87,7 +91,12 @@ def test_is_noticed(mutant: Mutant, name: str) -> None:
 
 
 def test_kinds() -> None:
-    fewer = ("first half coded twice", "halves of codes exchanged", "halves put together as neighbours")
+    fewer = (
+        "first half coded twice",
+        "second half over V's scale",
+        "halves of codes exchanged",
+        "halves put together as neighbours",
+    )
     check_spread(
         MUTANTS, at_least=35, fewer=dict.fromkeys(fewer, "rows are in halves in no layout with slots below dims")
     )

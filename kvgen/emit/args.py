@@ -18,9 +18,11 @@ from kvgen.plan import Copy, Norm, Plan, Rotary, View
 
 Role = Literal[
     "pointer", "optional", "stride", "extent", "index", "count", "tile", "tokens", "flag", "unit", "native",
-    "heads", "head_tile", "aligned", "dtype", "stages", "run",
+    "heads", "head_tile", "aligned", "dtype", "stages", "run", "many",
 ]  # fmt: skip
-CONSTANT = ("tile", "tokens", "flag", "unit", "native", "heads", "head_tile", "aligned", "dtype", "stages", "run")
+CONSTANT = (
+    "tile", "tokens", "flag", "unit", "native", "heads", "head_tile", "aligned", "dtype", "stages", "run", "many",
+)  # fmt: skip
 """The roles of arguments that are compiled in."""
 
 

@@ -93,6 +93,7 @@ class Copying(Scaling):
             stages=self._stages(copy, tile, variables, [] if self._ahead else read) if copy.stages else None,
             rounds=bool(copy.stages) and encoding is None,
             loads=True,
+            staged_first=self._any_ready,
             measured=copy.scale is not None and self._measures_first,
         )
         if pairs_of(self.layout, copy, tile).halved:
@@ -116,7 +117,8 @@ class Copying(Scaling):
         """Values of a copy over their scale, if they have one."""
         encoding = self.layout.stream(copy.stream).encoding
         busy = bool(self.plan.staged) or any(tile.runs for tile in self.sched.tiles)
-        return divided(encoding, name, self._source_type(copy), busy) if copy.scale else ""
+        ready = f"{copy.stream}_divisor" if self._ready(copy) else ""
+        return divided(encoding, name, self._source_type(copy), busy, ready) if copy.scale else ""
 
     def _band(self, copy: Copy, tile: Tile, variables: dict[str, Variable]) -> BandContext:
         """Some dims of tokens that are no run: their addresses, and what is made of them."""
@@ -149,7 +151,8 @@ class Copying(Scaling):
         """What becomes codes at a time: a stream's values, or those of its halves."""
         pairs, encoding = pairs_of(self.layout, copy, tile), self.layout.stream(copy.stream).encoding
         names = [copy.stream, f"{copy.stream}_partner"] if pairs.halved and not self._rejoined(copy) else [copy.stream]
-        kind, words = self._source_type(copy), in_words(encoding) or self._by_norm(copy.stream)
+        beside = bool(self.plan.staged) and self._waits and self._natively  # rows that are worked on, arithmetic counts
+        kind, words = self._source_type(copy), in_words(encoding) or self._by_norm(copy.stream) or beside
         return tuple(
             PartContext(
                 name, self._widened(copy, name, words), self._divided(copy, name), codes_of(encoding, name, kind)

@@ -109,10 +109,18 @@ def _bounded(encoding: Encoding) -> bool:
     return encoding.code in INTEGERS and plain and (zero is None or zero.kind == "minimum")
 
 
-def divided(encoding: Encoding, stream: str, source: str, busy: bool) -> str:
+def shares_one(encoding: Encoding) -> bool:
+    """Whether codes are 8-bit floats of values over a scale that is handed in and that all of them share."""
+    scale = encoding.scale
+    plain = scale is not None and not scale.dynamic and not scale.axes and scale.arithmetic == "divide"
+    return plain and encoding.code in FP8
+
+
+def divided(encoding: Encoding, stream: str, source: str, busy: bool, ready: str = "") -> str:
     """The values of a stream over their scale; ``source`` is the type that they came in.
 
-    Where a kernel is ``busy``, with stages or with turning rows, arithmetic counts; elsewhere memory does.
+    Where a kernel is ``busy``, with stages or with turning rows, arithmetic counts; elsewhere memory does. What values
+    are divided by may be at hand, under a name, before they are worked on: ``ready``.
     """
     scale = encoding.scale
     if scale.arithmetic == "multiply":
@@ -129,8 +137,9 @@ def divided(encoding: Encoding, stream: str, source: str, busy: bool) -> str:
         return f"{'_held_number' if encoding.clamp[0] == 0 else '_number'}({quotient})"
     if _power_of_two(scale):
         return f"_shifted({stream}, scale)"
-    shared = busy and encoding.code in FP8 and not scale.dynamic and not scale.axes
-    return f"{'_over_one' if shared else '_over'}({stream}, scale, {source})"
+    if ready:
+        return f"_over_known({stream}, {ready}, {source}, MANY)"
+    return f"{'_over_one' if busy and shares_one(encoding) else '_over'}({stream}, scale, {source})"
 
 
 def divides_itself(encoding: Encoding) -> bool:
@@ -378,6 +387,8 @@ def build_scale(
         outer_masks=outer_masks,
         kept=kept,
         inverse=scale.given == "inverse",
+        handed="",
+        divisor="",
         groups=groups,
         stretch=stretch,
         by_norm=by_norm,

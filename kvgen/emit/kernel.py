@@ -51,6 +51,7 @@ class Kernel:
     in_range: str  # mask of the loads per token
     positions: tuple[PositionContext, ...]
     known: str  # whether a token's positions have angles
+    near: str  # whether all scales that are handed in are near 1
     measured: str  # the largest magnitudes of two streams, where they are found at once
     query: QueryContext | None
     uses: dict[str, bool]
@@ -122,6 +123,7 @@ class Builder(Copying):
             in_range=", mask=in_range, other=-1" if self.tiled else "",
             positions=positions,
             known=" & ".join([*scalar, *map(in_table, positions)]),
+            near=" & ".join(f"_near_one({c.scale.handed})" for c in copies if c.ready),
             measured=self._measured() if uses["measured"] else "",
             query=query,
             uses=uses,
@@ -180,8 +182,12 @@ class Builder(Copying):
             "ahead": self._ahead,
             "together": self._together,
             "measured": self._measures_first,
+            "ready": self._any_ready,
+            "fenced": self._any_ready and self._natively,
             "slot_first": not self._slot_last,
             "slot_last": self._slot_last,
+            "slot_ahead": plan.kind == "append" and not self._slot_behind,
+            "slot_behind": self._slot_behind,
             "scalar_mask": self._masked and not self.tiled,
             "early_return": plan.kind == "append" and not self._masked,
             "known_return": self._together and not self.tiled,
@@ -234,6 +240,8 @@ class Builder(Copying):
             args.append(Arg("STRIDE_UNIT", "constexpr", "stride_unit", "unit", compiled=self.stride_unit))
         if self.sched.by_count:
             args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
+        if self._any_ready:
+            args.append(Arg("MANY", "constexpr", f"num_tokens > {self.sched.some}", "many"))
         native = encodes_natively if plan.kind == "append" else casts
         if self.native or any(native(layout.stream(name).encoding) for name in plan.streams):
             args.append(Arg("NATIVE", "constexpr", "_native(device)", "native"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kvgen.axes import Digit
 from kvgen.emit.args import Arg, position_args
 from kvgen.emit.codebook import by_group, eights, groups, sides
-from kvgen.emit.encoding import Loaded, build_scale, build_zero, lifted, reduced, scale_type
+from kvgen.emit.encoding import Loaded, build_scale, build_zero, lifted, reduced, scale_type, shares_one
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.names import index_name, tuple_text
 from kvgen.emit.sections import Masks, PairContext, ScaleContext, Side, ZeroContext
@@ -66,6 +66,14 @@ class Scaling(Staging):
         """Whether slots and positions are looked at behind the loads of rows: compilers keep to that where they can."""
         return self._together or (self._ahead and bool(self.plan.staged) and self._loads_first())
 
+    @property
+    def _slot_behind(self) -> bool:
+        """Whether the slot number is asked for behind rows that wait for positions: where they are rounded on their
+        way to codes that was quicker.
+        """
+        rounded = any(stage.rounds for copy in self.plan.copies for stage in copy.stages)
+        return self._any_ready and rounded and self.plan.placement == "slots"
+
     def _kept(self, token: str) -> list[str]:
         """The condition on what lies at a token's slot; none where skipped tokens have left before."""
         return [f"valid{token}"] if self._masked else []
@@ -105,7 +113,25 @@ class Scaling(Staging):
         lift = self._source_type(copy) if lifted(self.layout.stream(copy.stream).encoding) else ""
         found = build_scale(scale, copy.stream, side, masks, largest, outer, outer_masks, zeroed, loaded, lift, *norm)
         written = zeroed and self.plan.kind == "append" and self._pair(copy, tile, variables)
-        return replace(found, kept="stored_scale") if written else found
+        if written:
+            return replace(found, kept="stored_scale")
+        if not self._ready(copy):
+            return found
+        handed = f"{found.decode}({found.given})"
+        handed = f"tl.div_rn(1.0, {handed})" if found.inverse else handed
+        native = "NATIVE" if self._natively else "False"
+        return replace(found, handed=handed, divisor=f"_divisor({handed}, near, {self._source_type(copy)}, {native})")
+
+    def _ready(self, copy: Copy) -> bool:
+        """Whether what values are divided by is found while they wait for positions: of a scale that all share."""
+        encoding = self.layout.stream(copy.stream).encoding
+        shared = encoding is not None and shares_one(encoding)
+        return self._waits and shared and self._loads_first() and self._loaded(copy, encoding.scale) == "early"
+
+    @property
+    def _any_ready(self) -> bool:
+        """Whether that is so of any stream."""
+        return any(map(self._ready, self.plan.copies))
 
     @property
     def _measures_first(self) -> bool:

@@ -126,6 +126,8 @@ class ScaleContext:
     outer: Side
     outer_masks: Masks
     inverse: bool  # whether the inverse is handed in
+    handed: str  # the scale itself, and
+    divisor: str  # what values are divided by, where that is found before they are worked on
     groups: str  # where it is the norm of a group: how many a tile has,
     stretch: str  # what each is multiplied by,
     by_norm: str  # the function that makes scales by norm,
@@ -187,13 +189,11 @@ class PositionContext:
 
 @dataclass(frozen=True, slots=True)
 class ScaledContext:
-    """A value that a norm scales: its name, and what multiplies it besides, loaded from ``weight_at``."""
+    """A value that a norm scales: its name, and what multiplies it besides, as it is ``loaded``."""
 
     name: str
     weight: str = ""
-    weight_at: str = ""
-    weighted: bool = False
-    plus_one: bool = False
+    loaded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +272,11 @@ class RopeContext:
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """A norm or a rotation, and the values that are rounded to the type of the source after it."""
+    """A norm or a rotation, and the values that are rounded to the type of the source after it: name, expression."""
 
     norms: tuple[NormContext, ...]
     ropes: tuple[RopeContext, ...]
-    rounded: tuple[str, ...]
+    rounded: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,12 +383,23 @@ class CopyContext:
     pairs: str = ""  # the bytes that pairs of codes share, or the words of planes, where they are made at once
     in_twos: bool = False  # whether packs of several bytes are written by twos
     params: PairContext | None = None  # scale and zero, where they are read at once
+    staged_first: bool = False  # whether values have gone through their stages before any section
     measured: bool = False  # whether values are float32 and their largest magnitude known before the section
     band: BandContext | None = None  # what is stored at a time of tokens that are no run, where that is not all
 
     @property
     def widens(self) -> bool:
         return not self.measured
+
+    @property
+    def ready(self) -> bool:
+        """Whether what values are divided by is at hand before the section."""
+        return self.scale is not None and bool(self.scale.divisor)
+
+    @property
+    def worked_on(self) -> bool:
+        """Whether the section has the stages of its values."""
+        return self.staged and not self.staged_first
 
     @property
     def in_pairs(self) -> bool:

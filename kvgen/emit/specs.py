@@ -119,6 +119,7 @@ def _spec(
         "aligned": True,
         "dtype": "tl.bfloat16",
         "stages": 0,
+        "many": not form.startswith("few"),
     }
     values = plain | {"optional": None} | (chosen or {})
     signature: dict[str, str] = {}

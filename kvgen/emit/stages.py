@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from kvgen.emit.args import position_args
-from kvgen.emit.encoding import reduced
+from kvgen.emit.encoding import encodes_natively, reduced
 from kvgen.emit.index import Variable, subscript
 from kvgen.emit.indexing import Indexing
 from kvgen.emit.names import extent_name, index_name, tuple_text
@@ -45,6 +45,11 @@ class Staging(Indexing):
         """Whether rows wait for positions. Beside programs of a query, and in these, that gains nothing."""
         return self._by_row and self.plan.query is None and not self.tiled
 
+    @property
+    def _natively(self) -> bool:
+        """Whether the kernel knows of processors with instructions of their own, for the codes that it makes."""
+        return any(encodes_natively(self.layout.stream(name).encoding) for name in self.plan.streams)
+
     def _row_variables(self, copy: Copy, tile: Tile) -> tuple[dict[str, Variable], list[str]]:
         """Variables of a section, and the masks of its padded sides; ``dim`` of rows in halves is that of the first."""
         pairs, wide = pairs_of(self.layout, copy, tile), ".to(tl.int64)" if "dim" in self.wide else ""
@@ -79,7 +84,8 @@ class Staging(Indexing):
             ropes = (self._rope(copy, stage, tile, variables, guards, pairs),) if isinstance(stage, Rotary) else ()
             # What is stored as it comes is rounded then.
             last = i == len(copy.stages) - 1 and self.layout.stream(copy.stream).encoding is None
-            found.append(StageContext(norms, ropes, tuple(live) if stage.rounds and not last else ()))
+            rounded = tuple((name, self._rounded(name, kind)) for name in live) if stage.rounds and not last else ()
+            found.append(StageContext(norms, ropes, rounded))
         two = pairs.halved or pairs.beside
         return StagesContext(
             value=copy.stream,
@@ -100,7 +106,15 @@ class Staging(Indexing):
         first, and asks for angles, weights and scales behind that.
         """
         wide = f"{name}.to(tl.float32)"
-        return f"tl.where(known, {wide}, 0.0)" if pairs.halved and self._waits else wide
+        if not (pairs.halved and self._waits):
+            return wide
+        return f"_awaited({name}, known, NATIVE)" if self._natively else f"tl.where(known, {wide}, 0.0)"
+
+    def _rounded(self, name: str, kind: str) -> str:
+        """Values rounded to the type of the source, in float32 again."""
+        return (
+            f"_rounded_wide({name}, {kind}, NATIVE)" if self._natively else f"_rounded({name}, {kind}).to(tl.float32)"
+        )
 
     def _rejoined(self, copy: Copy) -> bool:
         """Whether codes depend on a whole row, which is put together of its halves then."""
@@ -157,8 +171,9 @@ class Staging(Indexing):
         padded = math.prod(s for n, s in zip(tile.order, tile.sides, strict=True) if n in ("group", "dim")) > extent
         at = subscript(dim.position, rank)
         mask = f", mask=({dim.name} < {extent}){at}, other=0" if padded and value == copy.stream else ""
-        found = self._spread(side.elements, tile, copy.stream) + mask
-        return ScaledContext(value, f"{value}_weight", found, not stage.plus_one, stage.plus_one)
+        loaded = f"tl.load({self._spread(side.elements, tile, copy.stream)}{mask})"
+        loaded = f"_widened({loaded}, NATIVE)" if self._waits and self._natively else f"{loaded}.to(tl.float32)"
+        return ScaledContext(value, f"{value}_weight", loaded + (" + 1.0" if stage.plus_one else ""))
 
     def _spread(self, pointers: str, tile: Tile, stream: str) -> str:
         """Pointers of a row, or of one for each token, as a whole tile: every thread loads what it needs itself."""
