@@ -42,12 +42,13 @@ def dims_beside(view: View) -> int | None:
 
 
 def runs_in_lines(plan: Plan) -> int:
-    """How many tokens have their runs of a row side by side in ``LINES`` of memory; 1 where runs are not short, or no
-    slots are right above them.
+    """How many tokens have their runs of a row side by side in ``LINES`` of memory, a power of two; 1 where runs are
+    not short, or no slots are right above them.
 
     Runs are short that fill no more than a sector: those of several tokens that are read or written at once are one.
     """
     views = [plan.cache_view(copy) for copy in plan.copies]
     run = max((dims_beside(view) or LINE) * view.itemsize for view in views)
     above = {next((s.digit.axis for s in reversed(view.steps) if s.digit.axis != "dim"), "") for view in views}
-    return LINES * LINE // run if run <= SECTOR and above <= {"slot", SLOT_NUMBER} else 1
+    short = run <= SECTOR and above <= {"slot", SLOT_NUMBER}
+    return 1 << (LINES * LINE // run).bit_length() - 1 if short else 1
