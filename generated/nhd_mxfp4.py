@@ -197,6 +197,7 @@ def append(key, value, key_cache, value_cache, key_scales, value_scales, slot_ma
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_kept.keep(compiled, grid, numbers, tensors)
 
@@ -247,6 +248,7 @@ def append_key(key, key_cache, key_scales, slot_mapping):
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_key_kept.keep(compiled, grid, numbers, tensors)
 
@@ -302,6 +304,7 @@ def append_value(value, value_cache, value_scales, slot_mapping):
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_value_kept.keep(compiled, grid, numbers, tensors)
 
@@ -389,6 +392,7 @@ def append_positions(
                 *numbers,
                 num_warps=4 if num_tokens <= 1024 else 1,
                 enable_fp_fusion=False,
+                **_registers(device, 64 if num_tokens <= 1024 else 0),
             )
         _append_positions_kept.keep(compiled, grid, numbers, tensors, request_ids is None)
 
@@ -3020,6 +3024,14 @@ def _native(device):
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def _registers(device, count):
+    """The option of a launch that bounds a thread's registers: about as many are taken then, and else fewer. 0: none.
+
+    Only where the native forms of codes are taken: others need more.
+    """
+    return {"maxnreg": count} if count and _native(device) else {}
 
 
 def _check_integers(name, tensor, device, length=None):

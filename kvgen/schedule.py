@@ -43,7 +43,7 @@ STAGED_VALUES = 1024  # values of one stream that a program works on at the most
 STAGED_PER_WARP = 512  # values a warp works on,
 TURNED_PER_WARP = 1024  # more of a query that is only turned,
 STAGED_FEW = 128  # and few with few tokens
-TWO_WAYS = 64  # registers of a thread that makes codes in one of two ways: neither is kept to fewer
+SCALES_TOO = 64  # registers of a thread that makes codes of few values, and of their scales
 LOOKING_UP = 64  # registers of a thread that looks up the codes of a group: all look-ups are under way at once
 
 
@@ -190,13 +190,14 @@ def _registers(layout: Layout, plan: Plan, found: Schedule) -> int:
 
 
 def _few_registers(plan: Plan, found: Schedule) -> int:
-    """The same of few tokens where scales are counted in another, for a row that one warp has where there are many.
+    """The same of few tokens whose scales are codes of a byte too, for a row that one warp has where there are many.
 
-    Of the two ways that such scales have to codes only one is taken, and ptxas fits the kernel into few registers.
+    With four warps ptxas takes less than 40 registers, where one scale after the other is made.
     """
-    held = all(tile.held and copy.outer for copy, tile in zip(plan.copies, found.tiles, strict=True))
+    copies = zip(plan.copies, found.tiles, strict=True)
+    held = all(tile.held and copy.scale.itemsize == 1 for copy, tile in copies)
     spread = found.num_warps == 1 < found.few_warps
-    return TWO_WAYS if plan.kind == "append" and held and spread else 0
+    return SCALES_TOO if plan.kind == "append" and held and spread else 0
 
 
 def _bytes_under_exponents(stream: Stream) -> bool:

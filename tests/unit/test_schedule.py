@@ -171,8 +171,15 @@ def test_registers_are_bounded_where_one_stream_is_looked_up() -> None:
     assert "_registers" not in rendered("nhd_int4")
 
 
-def test_registers_are_bounded_of_few_tokens_whose_codes_are_made_in_one_of_two_ways() -> None:
-    for name, few in {"nhd_nvfp4": 64, "planar_nvfp4": 64, "packed_nvfp4": 0, "nhd_mxfp4": 0}.items():
+def test_registers_are_bounded_of_few_tokens_whose_scales_are_codes_too() -> None:
+    for name, few in {
+        "nhd_nvfp4": 64,
+        "planar_nvfp4": 64,
+        "nhd_mxfp4": 64,
+        "packed_nvfp4": 0,
+        "nhd_int4": 0,
+        "nhd_mxfp8": 0,
+    }.items():
         assert (chosen(name).registers, chosen(name).few_registers) == (0, few), name
         assert chosen(name, "gather").few_registers == 0
     text = rendered("nhd_nvfp4")
