@@ -193,7 +193,10 @@ def above_a_minimum(x: Tensor, scale: Tensor, missed: int) -> Tensor:
     below = (near.view(torch.int32) - 1).view(torch.float32)
     rest = (fma(-scale, below, 1.0) * near).view(torch.int32) + 1
     below, rest = below * 2.0**-15, rest.view(torch.float32) * 2.0**-15
-    return fma(x, below, x * rest).nan_to_num(0.0, 1.0).clamp(0.0, 1.0) + 384.0
+    held, add = re.findall(r"(?:fma|add)\.[^;]*", module_of(transfer("nhd_to_int4_group"))._UINT4_WHOLE.value)
+    assert held.startswith("fma.rn.sat.f32")  # held to 0 and 1, and 0 where it is no number
+    constant = torch.tensor([int(add.rpartition("0f")[2], 16)], dtype=torch.int32).view(torch.float32)
+    return fma(x, below, x * rest).nan_to_num(0.0, 1.0).clamp(0.0, 1.0) + constant
 
 
 def test_codes_above_a_minimum() -> None:
