@@ -200,12 +200,13 @@ def transfer_blocks(
             dst_value_params.stride(1),
             dst_value_params.stride(2),
             dst_value_params.stride(3),
-            4,
+            2,
             32,
             dst_key_params.stride(3) == 2,
             dst_value_params.stride(3) == 2,
             tokens,
             stages,
+            programs is None and items <= 1024,
             heads,
             _native(device),
         )
@@ -296,6 +297,7 @@ def _transfer_blocks_kernel(
     DST_VALUE_PARAMS_DENSE: tl.constexpr,
     TOKENS: tl.constexpr,
     STAGES: tl.constexpr,
+    FIRST: tl.constexpr,
     HEADS: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -345,6 +347,7 @@ def _transfer_blocks_kernel(
             DST_KEY_PARAMS_DENSE,
             DST_VALUE_PARAMS_DENSE,
             TOKENS,
+            FIRST,
             HEADS,
             NATIVE,
         )
@@ -390,6 +393,7 @@ def _transfer_blocks_kernel(
                 DST_KEY_PARAMS_DENSE,
                 DST_VALUE_PARAMS_DENSE,
                 TOKENS,
+                FIRST,
                 HEADS,
                 NATIVE,
             )
@@ -436,6 +440,7 @@ def _transfer_blocks_kernel(
                 DST_KEY_PARAMS_DENSE,
                 DST_VALUE_PARAMS_DENSE,
                 TOKENS,
+                FIRST,
                 HEADS,
                 NATIVE,
             )
@@ -483,6 +488,7 @@ def _transfer_blocks_tile(
     DST_KEY_PARAMS_DENSE: tl.constexpr,
     DST_VALUE_PARAMS_DENSE: tl.constexpr,
     TOKENS: tl.constexpr,
+    FIRST: tl.constexpr,
     HEADS: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
@@ -532,19 +538,39 @@ def _transfer_blocks_tile(
         tl.where(present, tl.minimum(num_tokens - first, TOKENS).to(tl.int32), 0), src_count
     )
     moved = tl.max(valid.to(tl.int32), axis=0, keep_dims=True) == 1  # whether any token of the tile is
+    if FIRST:  # all programs are under way at once
+        key = tl.load(
+            src_key_cache_ptr
+            + src_block[None, :, None, None] * src_key_cache_stride_block
+            + src_slot[None, :, None, None] * src_key_cache_stride_slot
+            + src_heads * src_key_cache_stride_head
+            + key_dim_run[:, None, :, :],
+            mask=valid[None, :, None, None],
+            other=float("nan"),
+        )
+        value = tl.load(
+            src_value_cache_ptr
+            + src_block[None, :, None, None] * src_value_cache_stride_block
+            + src_slot[None, :, None, None] * src_value_cache_stride_slot
+            + src_heads * src_value_cache_stride_head
+            + value_dim_run[:, None, :, :],
+            mask=valid[None, :, None, None],
+            other=float("nan"),
+        )
 
     # key from src_key_cache to dst_key_cache
-    key = tl.load(
-        src_key_cache_ptr
-        + src_block[None, :, None, None] * src_key_cache_stride_block
-        + src_slot[None, :, None, None] * src_key_cache_stride_slot
-        + src_heads * src_key_cache_stride_head
-        + key_dim_run[:, None, :, :],
-        mask=valid[None, :, None, None],
-        other=float("nan"),
-    )
-    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (TOKENS, 32, 4))
-    lowest, highest = _extremes_by_twos(key, 0, (TOKENS, 32, 2, 2), (1, 32, 4), NATIVE)
+    if not FIRST:
+        key = tl.load(
+            src_key_cache_ptr
+            + src_block[None, :, None, None] * src_key_cache_stride_block
+            + src_slot[None, :, None, None] * src_key_cache_stride_slot
+            + src_heads * src_key_cache_stride_head
+            + key_dim_run[:, None, :, :],
+            mask=valid[None, :, None, None],
+            other=float("nan"),
+        )
+    key = tl.reshape(_by_rows(key, (1, 0, 2, 3), (1, 2, 0, 3)), (TOKENS, 64, 2))
+    lowest, highest = _extremes_by_twos(key, 0, (TOKENS, 64, 1, 2), (1, 64, 2), NATIVE)
     key = key.to(tl.float32)
     amax = highest - lowest
     scale = _ratio(amax, tl.full((), 15.0, tl.float32))
@@ -573,15 +599,16 @@ def _transfer_blocks_tile(
     )
 
     # value from src_value_cache to dst_value_cache
-    value = tl.load(
-        src_value_cache_ptr
-        + src_block[None, :, None, None] * src_value_cache_stride_block
-        + src_slot[None, :, None, None] * src_value_cache_stride_slot
-        + src_heads * src_value_cache_stride_head
-        + value_dim_run[:, None, :, :],
-        mask=valid[None, :, None, None],
-        other=float("nan"),
-    )
+    if not FIRST:
+        value = tl.load(
+            src_value_cache_ptr
+            + src_block[None, :, None, None] * src_value_cache_stride_block
+            + src_slot[None, :, None, None] * src_value_cache_stride_slot
+            + src_heads * src_value_cache_stride_head
+            + value_dim_run[:, None, :, :],
+            mask=valid[None, :, None, None],
+            other=float("nan"),
+        )
     value = tl.reshape(_by_rows(value, (1, 0, 2, 3), (1, 2, 0, 3)), (TOKENS, 4, 32))
     lowest, highest = _extremes_by_twos(value, 2, (TOKENS, 4, 16, 2), (TOKENS, 4, 1), NATIVE)
     value = value.to(tl.float32)

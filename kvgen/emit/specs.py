@@ -103,6 +103,9 @@ def _transfer_forms(kernel: TransferKernel) -> Iterator[KernelSpec]:
     """With as many programs as there is work for, and capped."""
     plain, capped = kernel.schedule.plain, kernel.schedule.capped
     yield _spec(kernel, "", plain.tokens, plain.num_warps, {"head_tile": plain.heads})
+    for arg in kernel.args:
+        if arg.role == "flag":
+            yield _spec(kernel, "few tokens", plain.tokens, plain.num_warps, {"head_tile": plain.heads, "flag": True})
     given = {"stages": capped.stages, "head_tile": capped.heads}
     yield _spec(kernel, "capped", capped.tokens, capped.num_warps, given)
 

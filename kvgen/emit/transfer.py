@@ -24,6 +24,10 @@ A hint takes instructions of its own; where threads have many accesses, and all 
 """
 
 
+FEW_PROGRAMS = 1024
+"""So many are under way at once on the largest GPUs, each with all that it reads."""
+
+
 def build_transfer_kernel(transfer: Transfer, plan: Plan) -> TransferKernel:
     """The context of the kernel that carries out one plan of a transfer."""
     return _Builder(transfer, plan).build()
@@ -90,6 +94,7 @@ class _Builder:
                 "native": self._native(),
                 "reads_first": self.source.reads_first,
                 "reads_each": not self.source.reads_first,
+                "chooses_first": self._chooses_first,
                 "reads_blocks": any("held" in move.read_masks.read for move in moves),
                 "together": bool(self.destination.group_axes),
             },
@@ -247,6 +252,11 @@ class _Builder:
         streams = [half.layout.stream(c.stream) for half in self.halves for c in self.plan.copies if not c.leaf]
         return self.sched.together is None and not any(map(worked_on_together, streams))
 
+    @property
+    def _chooses_first(self) -> bool:
+        """Whether a few programs read all first, and many each stream where it is worked on: registers allow either."""
+        return not self.source.reads_first and all(tile.held for tile in self.sched.tiles) and len(self.plan.copies) > 1
+
     def _native(self) -> bool:
         names = [copy.stream for copy in self.plan.copies if not copy.leaf]
         source, destination = (half.layout for half in self.halves)
@@ -317,6 +327,8 @@ class _Builder:
                 args.append(Arg(half.unit_name, "constexpr", half.unit_name.lower(), "unit", compiled=half.stride_unit))
         args.append(Arg("TOKENS", "constexpr", "tokens", "tokens"))
         args.append(Arg("STAGES", "constexpr", "stages", "stages"))
+        if self._chooses_first:
+            args.append(Arg("FIRST", "constexpr", f"programs is None and items <= {FEW_PROGRAMS}", "flag"))
         if self._has_heads:
             args.append(Arg("HEADS", "constexpr", "heads", "heads", compiled=most_heads(self.transfer)))
         if self.sched.heads != self.sched.capped.heads:
