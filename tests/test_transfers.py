@@ -488,7 +488,7 @@ FAULTS = {
     "heads from the first on": ("dst_heads = dst_head + head", "dst_heads = head"),
     "all heads of the tile": ("(head < HEADS)", "(head < 4)"),
     "every other tile": ("item += tl.num_programs(0)", "item += 2 * tl.num_programs(0)"),
-    "one layer for all": ("layer = tile - tile // num_layers * num_layers", "layer = tile * 0"),
+    "one layer for all": ("layer = tile % num_layers", "layer = tile * 0"),
     "keys for values": ("        value,\n", "        key,\n"),
     "stride of the other tensor": ("* dst_value_cache_stride_slot", "* dst_key_cache_stride_slot"),
 }
