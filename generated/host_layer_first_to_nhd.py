@@ -185,7 +185,7 @@ def transfer(
                 src_slots,
                 dst_slots,
                 *numbers,
-                num_warps=1 if programs is None else 16,
+                num_warps=2 if programs is None else 16,
             )
         _transfer_kept.keep(compiled, grid, numbers, tensors, *others)
 
@@ -317,7 +317,7 @@ def transfer_blocks(
                 src_blocks,
                 dst_blocks,
                 *numbers,
-                num_warps=1 if programs is None else 16,
+                num_warps=2 if programs is None else 16,
             )
         _transfer_blocks_kept.keep(compiled, grid, numbers, tensors, *others)
 

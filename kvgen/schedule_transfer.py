@@ -20,6 +20,7 @@ from kvgen.transfer import Transfer, most_together, tokens_together
 
 TILE_BYTES = 2048  # of one stream in a tile: four 16-byte accesses for each thread of a warp; more were no faster
 TILE_PER_WARP = 2048
+ROW_PER_WARP = 1024  # where that is a row of one token
 BYTES_PER_WARP = 1024  # of one stream where the grid is capped, twice as many where values are turned
 ENCODED_VALUES = 2048  # values that are computed with take registers
 WORKED_ON_PER_WARP = 512  # of rows that are worked on as a whole;
@@ -111,6 +112,8 @@ def schedule_transfer(transfer: Transfer, plan: Plan) -> TransferSchedule:
         return Program(tokens, _warps(tokens * widest, per_warp, most_warps), heads=heads)
 
     plain = program(budget // widest, per_warp, 16 if together > 1 else 8)
+    if plain.tokens == 1 and not encoded:
+        plain = replace(plain, num_warps=_warps(widest, ROW_PER_WARP, 8))
     if together > 1 or worked_on:
         capped = plain  # registers are short already
         if owned:  # alone on its processor a program takes as long as its threads do

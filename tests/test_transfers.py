@@ -559,7 +559,7 @@ def test_programs_of_a_capped_grid_take_more_at_a_time() -> None:
         schedule = schedule_transfer(what, lower_transfer(what)[-1])  # by blocks
         chosen[name] = schedule.plain, schedule.capped
     assert chosen == {
-        "wide": (Program(1, 1), Program(16, 16)),
+        "wide": (Program(1, 2), Program(16, 16)),
         "narrow": (Program(2, 1), Program(8, 4, 6)),
         "small blocks": (Program(2, 1), Program(16, 4, 6)),
         "encoded": (Program(2, 2), Program(8, 8, 4)),
