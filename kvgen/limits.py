@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from kvgen.axes import padded_side
 from kvgen.functions import chosen_plans
 from kvgen.layout import KernelHints, Layout
-from kvgen.schedule import padded_side, schedule
+from kvgen.schedule import schedule
 
 LARGEST = 1 << 20
 """Values of a block of Triton's."""

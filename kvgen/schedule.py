@@ -19,24 +19,22 @@ import math
 from dataclasses import dataclass, replace
 
 from kvgen.axes import padded_side
-from kvgen.lanes import LINES, VECTOR, dims_beside, lane, runs_in_lines
+from kvgen.lanes import LINES, VECTOR, runs_in_lines
 from kvgen.layout import KernelHints, Layout, Record, Stream
-from kvgen.lower import SLOT_NUMBER, planes
+from kvgen.lower import planes
 from kvgen.plan import Copy, Norm, Plan
 from kvgen.quant import MODES
 from kvgen.rows import Rows, whole_rows
+from kvgen.tiles import ELEMENTS, LANES, Tile, by_channel, by_norm, dims_held, lane_of, tile_of, worked_on_together
 
 TARGET_VALUES = 1024  # values a program moves at the least, where tokens are many: 4 warps of 16-byte accesses
 MAX_VALUES = 8192  # values of one stream held by a program at the most
-LANES = 32  # threads of a warp
-ELEMENTS = 8  # values of the widest access, of 16 bits each
 DYNAMIC_SIDE = 128  # what an extent known at launch is taken for here
 FEW_TOKENS = 64  # up to here a program takes one token even where it could take more
 FEW_ENCODED = 256  # the same where values are encoded as they are appended, or rows of codes gathered in pairs
 SOME_TOKENS = 1024  # up to here more warps a program pay where values are encoded
 MANY_TOKENS = 8192  # from here on a program takes more heads of a query that share much
 SLOT_TILE = 16  # tokens a program takes together where slots are the fastest axis
-BAND = 16  # dims of these that it stores at a time where they are no run: addresses of all would take most registers
 LINES_PER_WARP = 4096  # values of one stream that a warp takes where runs of several tokens are lines,
 FEW_IN_LINES = 512  # and those of a program where tokens are few
 STAGED_VALUES = 1024  # values of one stream that a program works on at the most
@@ -45,23 +43,6 @@ TURNED_PER_WARP = 1024  # more of a query that is only turned,
 STAGED_FEW = 128  # and few with few tokens
 SCALES_TOO = 64  # registers of a thread that makes codes of few values, and of their scales
 LOOKING_UP = 64  # registers of a thread that looks up the codes of a group: all look-ups are under way at once
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The tile of one stream: its vector axes, slowest first, and their padded sides (None: known at launch).
-
-    ``runs``: tokens lie along the lanes, and a run of slots in one block is addressed as such; ``band``: how many dims
-    of others are stored at a time (0: all). ``held``: how many dims that lie side by side are loaded for one thread,
-    where that is more than one access has (else 0), and ``few_held`` where there are few tokens.
-    """
-
-    order: tuple[str, ...]
-    sides: tuple[int | None, ...]
-    runs: bool = False
-    band: int = 0
-    held: int = 0
-    few_held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,73 +71,144 @@ class Schedule:
     query_tile: Tile | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Facts of a plan that several choices rest on.
+
+    ``slot_minor``: some tile has its tokens along the lanes. ``beside``: how many tokens have short runs that fill
+    lines together (else 1). ``heads``: those of a program (None: all). ``widest``: values of the longest row of a
+    head, and ``row`` of all heads of a program, padding included.
+    """
+
+    layout: Layout
+    plan: Plan
+    wish: KernelHints
+    streams: tuple[Stream, ...]
+    slot_minor: bool
+    beside: int
+    heads: int | None
+    widest: int
+    row: int
+
+    @property
+    def appends(self) -> bool:
+        return self.plan.kind == "append"
+
+    @property
+    def worked_on(self) -> bool:
+        return bool(self.plan.staged) or any(stream.encoding for stream in self.streams)
+
+    @property
+    def moved(self) -> bool:
+        """Whether values are moved as they come, rows as rows."""
+        return not (self.worked_on or self.slot_minor)
+
+    @property
+    def rows(self) -> bool:
+        """Whether rows become codes of a byte or more, or are made of these, row by row."""
+        return self.worked_on and not (self.slot_minor or self.plan.staged) and all(map(_by_row, self.streams))
+
+    @property
+    def in_pairs(self) -> bool:
+        """Whether rows of codes are gathered by twos."""
+        whole = self.rows and self.plan.kind == "gather" and self.row == TARGET_VALUES
+        return whole and _aligned(self.layout, self.plan) == VECTOR
+
+    @property
+    def whole_groups(self) -> bool:
+        """Whether a thread has all values of a group."""
+        return self.appends and any(map(by_norm, self.streams))
+
+
 def schedule(layout: Layout, plan: Plan) -> Schedule:
     """The schedule for a plan: the layout's own choice where it makes one, else by the rules above."""
-    wish: KernelHints = getattr(layout.schedule, plan.kind)
-    lanes = [_lane(layout, plan, copy) for copy in plan.copies]
-    slot_minor = "token" in lanes
-    widest = max(padded_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
-    most = STAGED_VALUES if plan.staged else MAX_VALUES
-    worked_on = bool(plan.staged) or any(layout.stream(copy.stream).encoding for copy in plan.copies)
-    streams = [layout.stream(name) for name in plan.streams]
-    moved = not worked_on and not slot_minor
-    beside = runs_in_lines(plan) if moved and wish.tokens != 1 else 1
-    heads = _heads(layout, plan, wish.heads, slot_minor or beside > 1, most // widest)
-    row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
-    encodes = worked_on and plan.kind == "append"
-    whole = whole_rows(layout, plan) if heads is None and all(map(_by_row, streams)) else ()
-    short = moved or bool(whole)
-    tokens = wish.tokens or _tokens(layout, slot_minor, widest, 2 * row if plan.staged else row, short)
-    if any(tokens * each.count == 1 or tokens * padded_side(each.total) > MAX_VALUES for each in whole):
-        whole = ()
-    rows = worked_on and not slot_minor and not plan.staged and all(map(_by_row, streams))
-    in_pairs = rows and plan.kind == "gather" and row == TARGET_VALUES and _aligned(layout, plan) == VECTOR
-    tokens = 2 if in_pairs and not wish.tokens else tokens
-    tokens = tokens if wish.tokens else max(tokens, min(beside, MAX_VALUES // row))
-    whole_groups = plan.kind == "append" and any(map(_by_norm, streams))  # a thread has all 16 values of one
-    tokens = max(tokens, 512 // row) if whole_groups and not (slot_minor or wish.tokens) else tokens
-    turned = slot_minor and (worked_on or plan.kind == "gather")
-    per_warp = STAGED_PER_WARP if plan.staged else 512 if turned else 1024
-    if beside > 1:
-        per_warp = LINES_PER_WARP
-    elif moved and tokens == 1 and not (plan.kind == "append" and layout.slots.selective):
-        per_warp = 512  # fewer accesses of a thread are under way, but none waits for a slot
-    if whole:
-        per_warp = 512
-    elif plan.kind == "append" and tokens == 1 and not (plan.staged or slot_minor):
-        per_warp = min(per_warp, LANES * _in_a_thread(layout, plan, rows))
-    if any(map(worked_on_together, streams)):
-        per_warp = 512 if plan.kind == "append" else 1024
-    elif plan.kind == "append" and any(map(_by_channel, streams)):
-        per_warp = min(per_warp, 512)
-    num_warps = wish.num_warps or max(1, min(8, padded_side(math.ceil(tokens * row / per_warp))))
-    vector = plan.kind == "gather"
-    tiles = tuple(_tile(layout, plan, copy, tokens, heads, vector, beside > 1) for copy in plan.copies)
-    # Codes that are unpacked to be turned go through shared memory where a thread has few of them.
-    slow = any(worked_on_together(stream) and not _in_tables(layout, plan, stream) for stream in streams)
-    fewest = STAGED_FEW if plan.staged else 512 if slow else 256
-    few_warps = max(num_warps, min(4, padded_side(math.ceil(row / fewest))))
-    enough = whole_groups or plan.query is not None  # beside programs of a query more warps do not pay
-    few_warps = num_warps if wish.num_warps or not worked_on or enough else few_warps
-    if moved and tokens > 1 and not (beside > 1 or wish.num_warps):
-        few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
-    few_tokens = max(1, min(tokens // LINES, FEW_IN_LINES // row)) if beside > 1 else 1
-    by_count = tokens > few_tokens and wish.tokens is None and (beside > 1 or not moved) and not whole_groups
-    encoding = encodes and not (plan.staged or slot_minor)
-    few = FEW_ENCODED if encoding or in_pairs or beside > 1 else FEW_TOKENS
-    some = SOME_TOKENS
-    if slot_minor and by_count and not wish.num_warps:
-        few_warps, some = min(num_warps, padded_side(math.ceil(row / 256))), few
-    found = Schedule(tokens, by_count, heads, num_warps, few_warps, tiles, few_tokens, few, some)
-    if wish.few is not None:
-        few, few_tokens = wish.few.up_to, min(wish.few.tokens or tokens, tokens)
-        warps = wish.few.num_warps or num_warps
-        found = Schedule(tokens, few_tokens < tokens, heads, num_warps, warps, tiles, few_tokens, few, few)
-    together = _together(layout, plan, tokens, slot_minor)
+    work = _work(layout, plan)
+    tokens, whole = _tokens_of_program(work)
+    num_warps = work.wish.num_warps or _warps(work, tokens, whole)
+    tiles = tuple(
+        tile_of(layout, plan, copy, tokens, work.heads, plan.kind == "gather", work.beside > 1) for copy in plan.copies
+    )
+    found = _with_few(work, Schedule(tokens, False, work.heads, num_warps, num_warps, tiles))
+    together = _together(layout, plan, tokens, work.slot_minor)
     found = replace(_holding(layout, plan, found), together=together, rows=whole)
     registers = _registers(layout, plan, found)
     found = replace(found, registers=registers, few_registers=registers or _few_registers(plan, found))
-    return found if plan.query is None else _with_query(layout, plan, wish, found)
+    return found if plan.query is None else _with_query(layout, plan, work.wish, found)
+
+
+def _work(layout: Layout, plan: Plan) -> _Work:
+    wish: KernelHints = getattr(layout.schedule, plan.kind)
+    streams = tuple(map(layout.stream, plan.streams))
+    slot_minor = "token" in [lane_of(layout, plan, copy) for copy in plan.copies]
+    widest = max(padded_side(layout.stream(copy.stream).axes[-1].extent) or DYNAMIC_SIDE for copy in plan.copies)
+    known = _Work(layout, plan, wish, streams, slot_minor, 1, None, widest, 0)
+    beside = runs_in_lines(plan) if known.moved and wish.tokens != 1 else 1
+    most = STAGED_VALUES if plan.staged else MAX_VALUES
+    heads = _heads(layout, plan, wish.heads, slot_minor or beside > 1, most // widest)
+    row = widest * (heads or padded_side(_head_extent(layout, plan)) or DYNAMIC_SIDE)
+    return replace(known, beside=beside, heads=heads, row=row)
+
+
+def _tokens_of_program(work: _Work) -> tuple[int, tuple[Rows, ...]]:
+    """Tokens of a program where there are many, and the records whose rows it writes whole."""
+    layout, plan, row = work.layout, work.plan, work.row
+    whole = whole_rows(layout, plan) if work.heads is None and all(map(_by_row, work.streams)) else ()
+    wished = work.wish.tokens
+    tokens = wished or _tokens(work, 2 * row if plan.staged else row, work.moved or bool(whole))
+    if any(tokens * each.count == 1 or tokens * padded_side(each.total) > MAX_VALUES for each in whole):
+        whole = ()
+    if wished:
+        return tokens, whole
+    tokens = max(2 if work.in_pairs else tokens, min(work.beside, MAX_VALUES // row))
+    return max(tokens, 512 // row) if work.whole_groups and not work.slot_minor else tokens, whole
+
+
+def _warps(work: _Work, tokens: int, whole: tuple[Rows, ...]) -> int:
+    """Warps of a program where there are many tokens, by how many values of one stream a warp takes."""
+    layout, plan = work.layout, work.plan
+    turned = work.slot_minor and (work.worked_on or plan.kind == "gather")
+    per_warp = STAGED_PER_WARP if plan.staged else 512 if turned else 1024
+    if work.beside > 1:
+        per_warp = LINES_PER_WARP
+    elif work.moved and tokens == 1 and not (work.appends and layout.slots.selective):
+        per_warp = 512  # fewer accesses of a thread are under way, but none waits for a slot
+    if whole:
+        per_warp = 512
+    elif work.appends and tokens == 1 and not (plan.staged or work.slot_minor):
+        per_warp = min(per_warp, LANES * _in_a_thread(layout, plan, work.rows))
+    if any(map(worked_on_together, work.streams)):
+        per_warp = 512 if work.appends else 1024
+    elif work.appends and any(map(by_channel, work.streams)):
+        per_warp = min(per_warp, 512)
+    return max(1, min(8, padded_side(math.ceil(tokens * work.row / per_warp))))
+
+
+def _with_few(work: _Work, found: Schedule) -> Schedule:
+    """The schedule with what is done where there are few tokens."""
+    layout, plan, wish, row = work.layout, work.plan, work.wish, work.row
+    tokens, num_warps = found.tokens, found.num_warps
+    if wish.few is not None:
+        few_tokens, few = min(wish.few.tokens or tokens, tokens), wish.few.up_to
+        warps = wish.few.num_warps or num_warps
+        by_count = few_tokens < tokens
+        return replace(found, by_count=by_count, few_warps=warps, few_tokens=few_tokens, few=few, some=few)
+    # Codes that are unpacked to be turned go through shared memory where a thread has few of them.
+    slow = any(worked_on_together(stream) and not _in_tables(layout, plan, stream) for stream in work.streams)
+    fewest = STAGED_FEW if plan.staged else 512 if slow else 256
+    few_warps = max(num_warps, min(4, padded_side(math.ceil(row / fewest))))
+    enough = work.whole_groups or plan.query is not None  # beside programs of a query more warps do not pay
+    few_warps = num_warps if wish.num_warps or not work.worked_on or enough else few_warps
+    if work.moved and tokens > 1 and not (work.beside > 1 or wish.num_warps):
+        few_warps = min(8, padded_side(math.ceil(tokens * row / 512)))
+    few_tokens = max(1, min(tokens // LINES, FEW_IN_LINES // row)) if work.beside > 1 else 1
+    by_count = tokens > few_tokens and wish.tokens is None and (work.beside > 1 or not work.moved)
+    by_count = by_count and not work.whole_groups
+    encoding = work.worked_on and work.appends and not (plan.staged or work.slot_minor)
+    few = FEW_ENCODED if encoding or work.in_pairs or work.beside > 1 else FEW_TOKENS
+    some = SOME_TOKENS
+    if work.slot_minor and by_count and not wish.num_warps:
+        few_warps, some = min(num_warps, padded_side(math.ceil(row / 256))), few
+    return replace(found, by_count=by_count, few_warps=few_warps, few_tokens=few_tokens, few=few, some=some)
 
 
 def _together(layout: Layout, plan: Plan, tokens: int, slot_minor: bool) -> bool:
@@ -184,7 +236,7 @@ def _registers(layout: Layout, plan: Plan, found: Schedule) -> int:
     """
     copies = zip(plan.copies, found.tiles, strict=True)
     held = [(layout.stream(copy.stream), math.prod(tile.sides)) for copy, tile in copies if tile.held]
-    groups = [values // stream.group for stream, values in held if _by_norm(stream)]
+    groups = [values // stream.group for stream, values in held if by_norm(stream)]
     alone = plan.kind == "append" and len(held) == 1 and groups == [LANES * found.num_warps]
     return LOOKING_UP if alone else 0
 
@@ -213,7 +265,7 @@ def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) 
     normed = any(isinstance(stage, Norm) for stage in plan.query.stages)
     per_warp = STAGED_PER_WARP if normed else TURNED_PER_WARP
     each = min(padded_side(heads), max(2, found.num_warps * per_warp // row))
-    tile = _tile(layout, plan, plan.query, found.tokens, each, vector=False)
+    tile = tile_of(layout, plan, plan.query, found.tokens, each, vector=False)
     # Of three positions three rows of angles are read for each token and program: fewer programs read fewer.
     several = plan.rotary is not None and plan.rotary.mrope is not None
     many = 2 * each if normed and several and heads % (2 * each) == 0 and not wish.num_warps else each
@@ -227,20 +279,10 @@ def _with_query(layout: Layout, plan: Plan, wish: KernelHints, found: Schedule) 
     return replace(found, num_warps=warps, few_warps=max(warps, found.few_warps))
 
 
-def worked_on_together(stream: Stream) -> bool:
-    """Whether all values of a row or a group are at hand at a time: that takes registers."""
-    return stream.encoding is not None and (stream.encoding.rotation is not None or _by_norm(stream))
-
-
 def _in_tables(layout: Layout, plan: Plan, stream: Stream) -> bool:
     """Whether codes that fill bytes are looked up: they cost so little that many threads for a row pay."""
     views = (plan.cache_view(copy) for copy in plan.copies if copy.stream == stream.name)
-    return _by_norm(stream) and all(view.pack and view.itemsize == 1 and len(planes(view)) == 1 for view in views)
-
-
-def _by_norm(stream: Stream) -> bool:
-    mode = MODES.get(stream.encoding.mode) if stream.encoding else None
-    return mode is not None and mode.by_norm
+    return by_norm(stream) and all(view.pack and view.itemsize == 1 and len(planes(view)) == 1 for view in views)
 
 
 def _by_row(stream: Stream) -> bool:
@@ -275,107 +317,24 @@ def _scale_in_row(copy: Copy) -> bool:
     return within and all(step.digit.axis == "dim" for step in scale.steps if step.dim is None)
 
 
-def _by_channel(stream: Stream) -> bool:
-    """Whether each value has a scale of its own, which takes as many registers again."""
-    return stream.scale is not None and any(axis.name == "dim" and axis.step == 1 for axis in stream.scale.axes)
-
-
-def _tokens(layout: Layout, slot_minor: bool, widest: int, row: int, short: bool) -> int:
+def _tokens(work: _Work, row: int, short: bool) -> int:
     """Tokens of one program where there are many; half as many where they are only moved, or in rows: ``short``."""
-    if not slot_minor:
+    if not work.slot_minor:
         return 1 if row >= TARGET_VALUES else min(8, (1 if short else 2) * TARGET_VALUES // row)
-    tokens = max(1, min(SLOT_TILE, MAX_VALUES // widest))
-    while layout.block_size is not None and tokens > layout.block_size:
+    tokens = max(1, min(SLOT_TILE, MAX_VALUES // work.widest))
+    while work.layout.block_size is not None and tokens > work.layout.block_size:
         tokens //= 2
     return tokens
-
-
-def _tile(
-    layout: Layout, plan: Plan, copy: Copy, tokens: int, heads: int | None, vector: bool, in_lines: bool = False
-) -> Tile:
-    """Tile axes in logical order, but for the one along the lanes, which goes last.
-
-    A token that is appended alone is no axis; one that is gathered is (``vector``): its row may be zeroed. Where tokens
-    are along the lanes and some dims lie side by side, each lane gathers those: the sectors that it reads are whole.
-    ``in_lines``: lanes walk a run, the tokens beside it, then the next runs of these: both sides' lines are whole.
-    """
-    view = plan.cache_view(copy)
-    last = along = _lane(layout, plan, copy)
-    beside = _beside(layout, plan, copy) if in_lines or (vector and last == "token") else 1
-    sides: dict[str, int | None] = {"token": tokens}
-    if beside > 1:  # of axes that are alike to it the compiler takes the first along the lanes
-        sides["run"] = padded_side(-(-layout.stream(copy.stream).axes[-1].extent // beside))
-        last = "dim"
-    for axis in layout.stream(copy.stream).axes:
-        if axis.name == "dim" and (group := layout.stream(copy.stream).group):
-            sides["group"] = padded_side(-(-axis.extent // group))
-            sides["dim"] = padded_side(group)
-        elif axis.name == "dim" and beside > 1:
-            sides["dim"] = beside
-        else:
-            sides[axis.name] = heads if axis.name == "head" and heads is not None else padded_side(axis.extent)
-    order = [name for name in sides if name != last] + [last]
-    kept = [name for name in order if sides[name] != 1 or (name == "token" and vector)]
-    slots = {"slot", SLOT_NUMBER}
-    fastest, whole = view.steps[-1].digit.axis in slots, tokens > 1 and view.unit == view.itemsize
-    runs = whole and (fastest or (plan.kind == "append" and along == "token" and bool(view.axes & slots)))
-    band = BAND if whole and fastest and plan.kind == "append" and _by_value(layout, copy) else 0
-    return Tile(tuple(kept), tuple(sides[name] for name in kept), runs, band)
-
-
-def _by_value(layout: Layout, copy: Copy) -> bool:
-    """Whether any ``BAND`` dims of a row are stored by themselves: moved, or made codes under a scale of all dims."""
-    stream = layout.stream(copy.stream)
-    scaled = stream.scale is not None and any(axis.name == "dim" for axis in stream.scale.axes)
-    apart = copy.stages or copy.zero or scaled or worked_on_together(stream)
-    extent = stream.axes[-1].extent
-    return not apart and extent is not None and extent > BAND and extent % BAND == 0
-
-
-def _beside(layout: Layout, plan: Plan, copy: Copy) -> int:
-    """Dims of a row that lie side by side in the cache and can be an axis of a tile, the others being another one."""
-    stream, run = layout.stream(copy.stream), dims_beside(plan.cache_view(copy))
-    apart = copy.stages or stream.group or _by_channel(stream) or stream.axes[-1].extent is None
-    return 1 if apart or run is None or run & (run - 1) else run
 
 
 def _holding(layout: Layout, plan: Plan, found: Schedule) -> Schedule:
     """The schedule with what its threads hold."""
 
     def holding(tile: Tile, copy: Copy) -> Tile:
-        held, few = (_held(layout, plan, copy, tile, warps) for warps in (found.num_warps, found.few_warps))
+        held, few = (dims_held(layout, plan, copy, tile, warps) for warps in (found.num_warps, found.few_warps))
         return replace(tile, held=held, few_held=few or ELEMENTS) if held else tile
 
     return replace(found, tiles=tuple(map(holding, found.tiles, plan.copies)))
-
-
-def _held(layout: Layout, plan: Plan, copy: Copy, tile: Tile, num_warps: int) -> int:
-    """Dims that are loaded for one thread, side by side: what shares a scale and what shares bytes is in one.
-
-    Only of codes that share bytes, where values are worked on as they are loaded; but for scales by norm, whose groups
-    are whole in any case, no lane is masked.
-    """
-    stream = layout.stream(copy.stream)
-    packed = plan.kind == "append" and plan.cache_view(copy).pack and stream.scale and stream.scale.dynamic
-    if packed and not copy.stages and _by_norm(stream) and "group" in tile.order:
-        # Where threads have less, the lanes of a group would lie apart: Triton 3.6 reduces those wrongly.
-        whole = None not in tile.sides and math.prod(tile.sides) >= stream.group * LANES * num_warps
-        return stream.group if whole else 0
-    if not packed or copy.stages or worked_on_together(stream) or _by_channel(stream) or "token" in tile.order:
-        return 0
-    sides = dict(zip(tile.order, tile.sides, strict=True))
-    extents = {axis.name: axis.extent for axis in stream.axes}
-    dims, heads = extents["dim"], extents.get("head", 1)
-    if dims is None or heads is None or heads % sides.get("head", 1) or sides["dim"] * sides.get("group", 1) != dims:
-        return 0
-    held = min(dims, math.prod(tile.sides) // (LANES * num_warps))
-    return held if held > ELEMENTS else 0
-
-
-def _lane(layout: Layout, plan: Plan, copy: Copy) -> str:
-    """The lane of a copy; of rows that are turned it is ``dim``."""
-    encoding = layout.stream(copy.stream).encoding
-    return "dim" if encoding and encoding.rotation else lane(plan.cache_view(copy))
 
 
 def _heads(layout: Layout, plan: Plan, wish: int | str | None, slot_minor: bool, most: int) -> int | None:

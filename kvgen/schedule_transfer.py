@@ -12,10 +12,12 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
+from kvgen.axes import padded_side
 from kvgen.lanes import SECTOR, VECTOR, lane
 from kvgen.layout import Layout
 from kvgen.plan import Copy, Plan
-from kvgen.schedule import DYNAMIC_SIDE, Tile, padded_side, worked_on_together
+from kvgen.schedule import DYNAMIC_SIDE
+from kvgen.tiles import Tile, worked_on_together
 from kvgen.transfer import Transfer, most_together, tokens_together
 
 TILE_BYTES = 2048  # of one stream in a tile: four 16-byte accesses for each thread of a warp; more were no faster

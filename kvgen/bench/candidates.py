@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from kvgen.axes import padded_side
 from kvgen.layout import FewHints, KernelHints, Layout
 from kvgen.lower import lower
 from kvgen.plan import Plan
-from kvgen.schedule import DYNAMIC_SIDE, Schedule, padded_side, schedule
+from kvgen.schedule import DYNAMIC_SIDE, Schedule, schedule
 
 KINDS = ("append", "gather")
 """What a layout's ``schedule`` has an entry for, each timed by the function of that name."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from kvgen.emit.names import tuple_text
 from kvgen.emit.sections import Masks
 from kvgen.quant.turbo import CODEBOOKS, GROUP, Codebook
-from kvgen.schedule import Tile
+from kvgen.tiles import Tile
 
 NAMES = ("first", "second", "third")
 """Steps of a search among up to eight centroids."""

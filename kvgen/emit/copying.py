@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from kvgen.axes import padded_side
 from kvgen.emit.args import Arg
 from kvgen.emit.codebook import groups, in_rows, rotation, sides
 from kvgen.emit.encoding import (
@@ -28,7 +29,7 @@ from kvgen.emit.sections import BandContext, CopyContext, FillContext, PartConte
 from kvgen.lower import SLOT_NUMBER, planes
 from kvgen.plan import Copy, Fill, View
 from kvgen.rows import Part
-from kvgen.schedule import Tile, padded_side
+from kvgen.tiles import Tile
 
 
 class Copying(Scaling):

@@ -11,7 +11,7 @@ from kvgen.axes import Digit
 from kvgen.emit.sections import Masks, ScaleContext, Side, ZeroContext
 from kvgen.layout import Encoding, Scale
 from kvgen.plan import View
-from kvgen.schedule import Tile
+from kvgen.tiles import Tile
 
 FP8 = {
     "float8_e4m3fn": "fp8_e4m3",

@@ -12,7 +12,8 @@ from kvgen.emit.sections import Masks, Piece, Side
 from kvgen.layout import Layout, Scale, leaves_of
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Plan, Step, View
-from kvgen.schedule import Schedule, Tile, kv_parts
+from kvgen.schedule import Schedule, kv_parts
+from kvgen.tiles import Tile
 
 
 def _leaves_32_bits(step: Step) -> bool:

@@ -18,7 +18,8 @@ from kvgen.layout import Layout
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Plan
 from kvgen.rows import Rows
-from kvgen.schedule import LANES, Schedule, schedule
+from kvgen.schedule import Schedule, schedule
+from kvgen.tiles import LANES
 
 WAYS, FEW_WAYS = 64, 8
 """Entries that a search looks at in a step, for one token and for several."""

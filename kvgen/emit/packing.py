@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvgen.axes import Digit
 from kvgen.plan import View
 from kvgen.rows import WORD
-from kvgen.schedule import Tile
+from kvgen.tiles import Tile
 
 
 @dataclass(frozen=True, slots=True)

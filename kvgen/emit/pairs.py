@@ -14,8 +14,8 @@ from typing import Literal
 from kvgen.emit.names import tuple_text
 from kvgen.layout import Layout
 from kvgen.plan import Copy, Rotary
-from kvgen.schedule import Tile
 from kvgen.stages import Rope
+from kvgen.tiles import Tile
 
 
 @dataclass(frozen=True, slots=True)

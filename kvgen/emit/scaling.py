@@ -17,7 +17,7 @@ from kvgen.layout import Scale
 from kvgen.lower import planes
 from kvgen.plan import Copy, View
 from kvgen.quant import MODES
-from kvgen.schedule import Tile
+from kvgen.tiles import Tile
 
 
 class Scaling(Staging):

@@ -21,8 +21,8 @@ from kvgen.emit.sections import (
     WideContext,
 )
 from kvgen.plan import Copy, Norm, Rotary
-from kvgen.schedule import LANES, Tile
 from kvgen.stages import Mrope, Rope
+from kvgen.tiles import LANES, Tile
 
 NAMES = ("pair", "first", "other", "turn", "position", "frequency", "angle", "cos", "sin")
 """What a rotation works out, each called after its stream."""

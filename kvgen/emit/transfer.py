@@ -13,8 +13,8 @@ from kvgen.emit.transfer_half import Half, half_copies, halves, head_tile
 from kvgen.emit.transfer_sections import KernelSide, Move, TransferKernel
 from kvgen.lower import SLOT_NUMBER
 from kvgen.plan import Copy, Plan, View
-from kvgen.schedule import Tile, worked_on_together
 from kvgen.schedule_transfer import most_heads, schedule_transfer
+from kvgen.tiles import Tile, worked_on_together
 from kvgen.transfer import Transfer
 
 HINT = ', eviction_policy="evict_first"'

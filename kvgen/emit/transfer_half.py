@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from kvgen.axes import Axis
+from kvgen.axes import Axis, padded_side
 from kvgen.emit.args import Arg, stride_factors
 from kvgen.emit.copying import Copying
 from kvgen.emit.encoding import Loaded
@@ -15,8 +15,9 @@ from kvgen.emit.sections import CopyContext, Masks, Side
 from kvgen.layout import Layout, Leaf, Scale
 from kvgen.lower import SLOT_NUMBER, coalesce
 from kvgen.plan import Copy, Params, Plan, View
-from kvgen.schedule import Schedule, Tile, padded_side
+from kvgen.schedule import Schedule
 from kvgen.schedule_transfer import TransferSchedule, most_heads, moves_bytes
+from kvgen.tiles import Tile
 from kvgen.transfer import Transfer, shared_by_tokens, tokens_together
 
 
