@@ -151,7 +151,7 @@ def test_what_few_tokens_change_is_compiled_too():
         ]
 
     assert forms("paged_nhd") == [("", None, 2)]
-    assert forms("paged_x_vector") == [("", 16, 4), ("few tokens", 1, 1)]
+    assert forms("paged_x_vector") == [("", 16, 2), ("few tokens", 1, 1)]
     assert forms("nhd_fp8_token_head") == [("", None, 2), ("few warps", None, 4)]
     assert forms("mla_fp8_record") == [("", 4, 2), ("few tokens", 1, 2)]
     assert [form for form, _, _ in forms("paged_x_vector_fp8")] == ["", "few tokens"]
