@@ -2103,7 +2103,6 @@ def _words_of_two(field, other, second, row, column, beside: tl.constexpr):
     """
     both = tl.reshape(tl.join(field, other), (2 * field.shape[0],))
     at = 2 * (row * beside + (column & (beside - 1))) + second
-    # Gathered along one axis: of an index with two the compiler of Triton 3.6 does not come back.
     return tl.reshape(tl.gather(both, tl.ravel(at), 0), at.shape)
 
 
