@@ -237,7 +237,8 @@ def problems(report: Report) -> list[Diagnostic]:
 def differences(report: Report, version: str, table: Report, table_version: str, *, whole: bool) -> list[Diagnostic]:
     """How ``report`` departs from ``table``, and with ``whole`` also what the table has and the report lacks.
 
-    With the Triton of the table every figure must be the same; with another one the narrowest and widest accesses must.
+    With the Triton of the table every figure must be the same; with another one the narrowest and widest stores must,
+    and the widest loads: versions differ in which slot numbers and scales are read for all lanes at once.
     """
     expected, actual = dict(_flat(table)), dict(_flat(report))
     found = []
@@ -267,16 +268,18 @@ def _compare(where: str, actual: Figures, expected: Figures, *, exact: bool) -> 
     for name in ("loads", "stores", "registers", "shared") if exact else ("loads", "stores"):
         got, want = getattr(actual, name), getattr(expected, name)
         if not exact:
-            got, want = _span(got), _span(want)
+            got, want = (_span(widths, widest=name == "loads") for widths in (got, want))
         if got != want:
             shown = (widths_text(got), widths_text(want)) if name in ("loads", "stores") and exact else (got, want)
             message = f"{where}: {name} {shown[0]}, the table says {shown[1]}"
             yield Diagnostic("KV723", message, hint=UPDATE_HINT)
 
 
-def _span(widths: Mapping[str, int]) -> str:
+def _span(widths: Mapping[str, int], *, widest: bool) -> str:
+    if not widths:
+        return "none"
     numbers = sorted(map(int, widths))
-    return f"of {numbers[0]} to {numbers[-1]} bytes" if numbers else "none"
+    return f"of {'up' if widest else numbers[0]} to {numbers[-1]} bytes"
 
 
 def widths_text(widths: Mapping[str, int]) -> str:

@@ -228,10 +228,16 @@ def test_with_the_tables_triton_every_figure_counts():
 
 
 def test_with_another_triton_only_the_range_of_widths_counts():
+    """Of loads only the widest: what is read for all lanes at once is counted by some versions, and not by others."""
     assert messages(report(replace(GOOD, registers=26, shared=512, loads={"16": 3, "8": 2})), version="2") == []
     assert messages(report(replace(GOOD, stores={"16": 1, "8": 2})), version="2") == [
         "a _append_kernel sm_90: stores of 8 to 16 bytes, the table says of 16 to 16 bytes"
     ]
+    narrow = report(replace(GOOD, loads={"8": 3, "4": 2}))
+    assert messages(narrow, version="2") == [
+        "a _append_kernel sm_90: loads of up to 8 bytes, the table says of up to 16 bytes"
+    ]
+    assert messages(report(replace(GOOD, loads={"16": 3, "1": 2})), version="2") == []
 
 
 def test_kernels_missing_on_either_side():
