@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from kvgen.diagnostics import Span
@@ -30,12 +30,16 @@ def name_of(path: Path) -> str:
     return said.strip("'\"") or path.stem
 
 
-def files_in(folder: Path) -> list[Path]:
-    """Layouts and transfers in a folder."""
-    return [path for path in sorted(folder.glob("*")) if path.suffix in SUFFIXES and os.path.isfile(path)]
+def may_be(path: Path) -> bool:
+    """Whether a path is called like a layout or a transfer; what is hidden is not."""
+    return path.suffix in SUFFIXES and not path.name.startswith(".")
 
 
-def find(name: str, files: Sequence[Path]) -> list[Path]:
+def names_in(folder: Path) -> dict[Path, str]:
+    """Layouts and transfers in a folder, and their names."""
+    return {path: name_of(path) for path in sorted(folder.glob("*")) if may_be(path) and os.path.isfile(path)}
+
+
+def find(name: str, names: Mapping[Path, str]) -> list[Path]:
     """The files with a name; where none has it, those that are called so."""
-    named = [path for path in files if name_of(path) == name]
-    return named or [path for path in files if path.stem == name]
+    return [path for path, said in names.items() if said == name] or [path for path in names if path.stem == name]

@@ -89,7 +89,7 @@ class _Resolver:
         name = node.value if isinstance(node, Scalar) else node.find("layout")[1].value
         at = location if isinstance(node, Scalar) else (*location, "layout")
         found = find_layouts(name, Path(self.source.path).parent)
-        if not found and named.find(name, named.files_in(resources.folder("layouts") / "transfers")):
+        if not found and named.find(name, named.names_in(resources.folder("layouts") / "transfers")):
             self.report("KV501", f"`{name}` is a transfer itself", at, "name a layout")
             return None
         if not found:
@@ -259,9 +259,9 @@ def folders(beside: Path) -> list[Path]:
 
 def find_layouts(name: str, beside: Path) -> list[Path]:
     """The files with that name, of the first folder that has some."""
-    found = (named.find(name, named.files_in(folder)) for folder in folders(beside))
+    found = (named.find(name, named.names_in(folder)) for folder in folders(beside))
     return next(filter(None, found), [])
 
 
 def layout_names(beside: Path) -> list[str]:
-    return sorted({named.name_of(path) for folder in folders(beside) for path in named.files_in(folder)})
+    return sorted({name for folder in folders(beside) for name in named.names_in(folder).values()})

@@ -100,7 +100,7 @@ def _expand(argument: str) -> list[Path]:
 
 def _named(folder: Path) -> list[Path]:
     """What is called like a layout in a folder and those in it."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in named.SUFFIXES and path.name[0] != ".")
+    return sorted(path for path in folder.rglob("*") if named.may_be(path))
 
 
 def _leads_nowhere(link: Path) -> Diagnostic:
@@ -123,21 +123,22 @@ def layout_path(argument: str) -> Path:
         raise KvgenError(Diagnostic("KV701", f"{path.as_posix()} does not exist"))
     import difflib
 
-    close = difflib.get_close_matches(argument, map(named.name_of, known), n=1)
+    close = difflib.get_close_matches(argument, known.values(), n=1)
     hint = f"did you mean {close[0]}?" if close else "`kvgen list` names the layouts"
     raise KvgenError(Diagnostic("KV701", f"{argument} is neither a file nor the name of a layout", hint=hint))
 
 
-def known_layouts() -> list[Path]:
-    """The layouts and transfers here (``layouts/``), and of those that came with kvgen whose names are not taken here.
+def known_layouts() -> dict[Path, str]:
+    """The layouts and transfers here (``layouts/``), and of those that came with kvgen whose names are not taken here;
+    each with its name.
 
     What lies deeper in a folder comes last.
     """
-    found: list[Path] = []
+    found: dict[Path, str] = {}
     for folder in (Path(DEFAULT_FOLDER), resources.folder("layouts")):
-        taken = set(map(named.name_of, found))
         files = sorted(filter(Path.is_file, _named(folder)), key=lambda path: len(path.parts))
-        found += [path for path in files if named.name_of(path) not in taken]
+        taken = set(found.values())
+        found |= {path: name for path, name in zip(files, map(named.name_of, files), strict=True) if name not in taken}
     return found
 
 

@@ -23,7 +23,7 @@ def list_layouts(
     as_json: Annotated[bool, typer.Option("--json", help="Print objects, with the path of each file.")] = False,
 ) -> None:
     """List layouts: by default those in layouts/ and those that come with kvgen."""
-    found = find_layouts(paths) if paths else known_layouts()
+    found = find_layouts(paths) if paths else list(known_layouts())
     loaded, problems = load_each(found)
     if as_json:
         rows = [{"path": path.as_posix(), **_facts(document)} for path, document in loaded]

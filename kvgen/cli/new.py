@@ -12,7 +12,6 @@ import typer
 
 from kvgen.cli.common import DEFAULT_FOLDER, known_layouts, layout_path
 from kvgen.diagnostics import Diagnostic, KvgenError
-from kvgen.named import name_of
 
 STARTER = """\
 name: {name}
@@ -49,7 +48,7 @@ def new(
     from kvgen.emit.write import write_files
 
     path = out / f"{name}.yaml"
-    taken = next((path for path in known_layouts() if name_of(path) == name), None)
+    taken = next((path for path, said in known_layouts().items() if said == name), None)
     if taken is not None and taken.parent.name == "transfers":
         message = f"{name} is the name of a transfer, {taken.as_posix()}"
         raise KvgenError(

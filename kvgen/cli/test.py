@@ -24,7 +24,6 @@ from kvgen.cli.common import (
 )
 from kvgen.diagnostics import Diagnostic, KvgenError
 from kvgen.documents import Document
-from kvgen.named import name_of
 from kvgen.suggest import did_you_mean, known_here
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def test(
 
 def _argument(path: Path, name: str) -> str:
     """What a command calls a layout: its name where that is enough to find it, else its file."""
-    return name if [each for each in known_layouts() if name_of(each) == name] == [path] else path.as_posix()
+    return name if [each for each, said in known_layouts().items() if said == name] == [path] else path.as_posix()
 
 
 def _run(

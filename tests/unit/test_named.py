@@ -49,7 +49,7 @@ def test_a_name_here_hides_one_that_came_with_kvgen(here: Path) -> None:
     (here / "move.yaml").write_text("name: move\ntransfer: {from: paged_nhd, to: paged_nhd}\n")
     assert size_of_source(here / "move.yaml") == 4
     assert layout_path("paged_nhd") == Path("layouts/own.yaml")
-    names = list(map(named.name_of, known_layouts()))
+    names = list(known_layouts().values())
     assert names.count("paged_nhd") == 1
     assert "paged_hnd" in names
 
@@ -85,4 +85,13 @@ def test_what_cannot_be_read_is_called_as_its_file(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"name: \xff\n")
     assert named.name_of(tmp_path / "folder.yaml") == "folder"
     assert named.name_of(tmp_path / "bytes.yaml") == "bytes"
-    assert named.files_in(tmp_path) == [tmp_path / "bytes.yaml"]
+    assert named.names_in(tmp_path) == {tmp_path / "bytes.yaml": "bytes"}
+
+
+def test_what_is_hidden_is_no_layout(here: Path) -> None:
+    """Editors and archives leave such files beside those that they are of."""
+    (here / "cache.yaml").write_text(LAYOUT.format("cache", 8))
+    (here / ".cache.yaml").write_text(LAYOUT.format("cache", 4))
+    (here / "move.yaml").write_text("name: move\ntransfer: {from: cache, to: cache}\n")
+    assert size_of_source(here / "move.yaml") == 8
+    assert layout_path("cache") == Path("layouts/cache.yaml")
